@@ -64,6 +64,22 @@ class Look(nn.Module):
         return torch.sigmoid(h) * mean + (share[..., None] * keys).sum(1)
 
 
+class Products(nn.Module):
+    """The same products of rows and members, in three ways of writing them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.cell = nn.Linear(H, H), nn.GRUCell(H, H)
+
+    def forward(self, h: Tensor, keys: Tensor, mask: Tensor, _: Tensor) -> Tensor:
+        query = self.query(h)
+        one = (keys @ query[:, :, None])[..., 0].masked_fill(~mask, -1e9).softmax(1)
+        two = (query[:, None] @ keys.transpose(1, 2)).masked_fill(~mask[:, None], -1e9).softmax(2)
+        three = torch.einsum("nld,nd->nl", keys, query).exp() * mask
+        found = (two @ keys).squeeze(1) + torch.einsum("nl,nld->nd", three, keys)
+        return self.cell(found / (1 + three.sum(1, keepdim=True)), (one[:, None] @ keys)[:, 0] + h)
+
+
 class Pool(nn.Module):
     """The mean of each bundle, weighed, beside what its last member says."""
 
@@ -158,7 +174,7 @@ def _check(
 
 
 @pytest.mark.parametrize("lengths", [[2, 1, 4], [1], [3] * 200])
-@pytest.mark.parametrize("kind", [Point, Look])
+@pytest.mark.parametrize("kind", [Point, Look, Products])
 def test_rows_that_read_a_memory(kind: type[nn.Module], lengths: list[int]) -> None:
     _needs_kernels()
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, final
 
@@ -20,27 +20,25 @@ from torch import fx
 from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
 from geartrain.nn.places import Refused
+from geartrain.nn.ragged.base import AbstractLowering, lie_alike
 from geartrain.nn.ragged.values import (
     BUNDLES,
     HELD,
     MEMBERS,
     NO_ROWS,
+    PADDED,
+    TURNED,
     Buffer,
     Constant,
-    Counts,
-    Draft,
-    Drafts,
     HeldValue,
     Like,
     Role,
     RowNumbers,
     Value,
 )
-from geartrain.nn.record import Trace, draws
 from geartrain.nn.ways import NUMBERS, ONE, TWO
 
 aten = torch.ops.aten
-Known: TypeAlias = Value | Constant | HeldValue | RowNumbers | list[Any] | None
 
 _SAME: Final = frozenset(
     {
@@ -55,6 +53,7 @@ _SAME: Final = frozenset(
         aten.alias.default,
         aten.detach.default,
         aten.lift_fresh_copy.default,
+        aten.lift_fresh.default,
         aten._to_copy.default,
     }
 )
@@ -72,308 +71,10 @@ _FULL: Final = frozenset(
 
 
 @final
-class Lowering:
-    """A joint graph on its way.
+class Lowering(AbstractLowering):
+    """The operators that have steps."""
 
-    Args:
-        traces: At two sizes, of ``operands``, inputs and tangents.
-        counts: The sizes.
-        operands: How many.
-        given: Of each input what it is: a float of rows ("given"), a tensor of a memory ("held"),
-            a mask ("mask"), or integers ("ints").
-        segment: Which of the inputs numbers the bundle of each member, or None.
-        dtype: Of all numbers.
-
-    Attributes:
-        forward, back: Their steps.
-        ends: Where bundles begin and end.
-
-    Raises:
-        Refused: An operator has no steps.
-    """
-
-    def __init__(
-        self,
-        traces: tuple[Trace, Trace],
-        counts: Counts,
-        operands: int,
-        given: Sequence[str],
-        segment: int | None,
-        dtype: torch.dtype,
-    ) -> None:
-        small, large = traces
-        self._counts, self._dtype = counts, dtype
-        self._shapes, self._constants = small.shapes, small.constants
-        self.nodes = list(small.graph.nodes)
-        others = list(large.graph.nodes)
-        if [(x.op, x.target) for x in self.nodes if x.op == "call_function"] != [
-            (x.op, x.target) for x in others if x.op == "call_function"
-        ]:
-            raise Refused("it computes otherwise for other numbers of rows")
-        if any(draws(x) for x in self.nodes):
-            raise Refused("chance has a part in it")
-        self._twin = dict(zip(self.nodes, others, strict=True))
-        self._large = large.shapes
-        places = [x for x in self.nodes if x.op == "placeholder"]
-        self.operands = places[:operands]
-        self.inputs = places[operands : operands + len(given)]
-        self.tangents = places[operands + len(given) :]
-        self._segment = None if segment is None else self.inputs[segment]
-        self.forward, self.back = Drafts(), Drafts()
-        self.ends = Buffer(BUNDLES, 1, role="ends")
-        self.cells = Buffer(MEMBERS, 1, role="cells")
-        self._ints: dict[fx.Node, Buffer] = {}
-        self._floats: dict[fx.Node, Buffer] = {}
-        self._weights: dict[tuple[int, bool], Buffer] = {}
-        self._held: dict[int, Buffer] = {}
-        self.values: dict[fx.Node, Known] = {}
-        self.of: dict[fx.Node, frozenset[int]] = {}
-        for k, x in enumerate(self.operands):
-            shape = self._shapes[x]
-            at = Buffer(NO_ROWS, math.prod(shape), role="operand", number=k)
-            self.values[x] = Value(at, 0, 0, NO_ROWS, 1, shape)
-        for k, (x, what) in enumerate(zip(self.inputs, given, strict=True)):
-            self.values[x] = self._input(x, k, what)
-        for k, x in enumerate(self.tangents):
-            at = Buffer(0, 0, True, "given", len(given) + k)
-            self.values[x] = self._whole(x, at)
-        for x in self.nodes:
-            own = {self.tangents.index(x)} if x in self.tangents else set()
-            self.of[x] = frozenset(own.union(*(self.of[s] for s in x.all_input_nodes)))
-            if x.op == "get_attr":
-                self.values[x] = self._constant(x)
-            elif x.op == "call_function":
-                self._convert(x)
-
-    def _input(self, x: fx.Node, k: int, what: str) -> Known:
-        if what == "mask":
-            return Constant(1.0)
-        if what == "held":
-            return HeldValue(k, self.like(x).tail)
-        if what == "ints":
-            return RowNumbers(x)
-        return self._whole(x, Buffer(0, 0, False, "given", k))
-
-    def _whole(self, x: fx.Node, buffer: Buffer) -> Value:
-        like = self.like(x)
-        if x.meta.get("dtype") is not self._dtype or like.kind == NO_ROWS:
-            raise Refused(f"it is given {x.meta.get('dtype')}")
-        buffer.kind, buffer.entries = like.kind, like.times * like.width
-        return Value(buffer, 0, like.width, like.kind, like.times, like.tail)
-
-    def _constant(self, x: fx.Node) -> Known:
-        found = self._constants[str(x.target)]
-        return Constant(float(found)) if found.numel() == 1 else None
-
-    # What is known of nodes.
-
-    def like(self, x: fx.Node) -> Like:
-        """Its axes."""
-        return self._counts.like(self._shapes[x], self._large[self._twin[x]])
-
-    def late(self, x: fx.Node) -> bool:
-        """Whether it depends on a tangent."""
-        return bool(self.of[x])
-
-    def drafts(self, *, late: bool) -> Drafts:
-        return self.back if late else self.forward
-
-    def ints_of(self, x: fx.Node) -> tuple[fx.Node, Like] | None:
-        """What integers are made of, without views, and its axes; None: they are no row numbers."""
-        found = self.values.get(x)
-        return (found.node, self.like(found.node)) if isinstance(found, RowNumbers) else None
-
-    def ints(self, node: fx.Node) -> Buffer:
-        """Row numbers, for an index."""
-        found = self._ints.get(node)
-        if found is None:
-            like = self.like(node)
-            if node.meta.get("dtype") is not torch.int64 or like.tail or like.kind == NO_ROWS:
-                raise Refused("row numbers of several axes")
-            found = self._ints[node] = Buffer(like.kind, like.times, role="ints", node=node)
-        return found
-
-    def value(self, x: Any, *, late: bool) -> Value:
-        """Where the numbers of a node lie, for steps of one way."""
-        if not isinstance(x, fx.Node):
-            raise Refused("a number where a tensor is wanted")
-        found = self.values.get(x)
-        if isinstance(found, Value):
-            return found
-        if isinstance(found, HeldValue):
-            return self._recalled(found, late=late)
-        if isinstance(found, RowNumbers):
-            return self._as_float(x, found.node)
-        if isinstance(found, Constant):
-            out = self.room(self.like(x), late=late)
-            self.plain(Op.ZERO, out, late=late)
-            if found.number:
-                self.plain(Op.ADD_NUMBER, out, out, number=found.number, late=late)
-            return out
-        raise Refused(f"{x.target} has no steps")
-
-    def _recalled(self, held: HeldValue, *, late: bool) -> Value:
-        drafts = self.drafts(late=late)
-        found = drafts.held.get(held.number)
-        if found is None:
-            width = math.prod(held.tail)
-            source = Value(self.held(held.number, width), 0, width, HELD, 1, held.tail)
-            found = self.room(Like(MEMBERS, 1, held.tail, 1), late=late)
-            self.step(
-                Way.TAKE, found, source, kind=MEMBERS, late=late, index=self.cells, source=HELD
-            )
-            drafts.held[held.number] = found
-        return replace(found, tail=held.tail)
-
-    def held(self, number: int, width: int) -> Buffer:
-        """A tensor of the memory."""
-        return self._held.setdefault(number, Buffer(HELD, width, role="held", number=number))
-
-    def _as_float(self, x: fx.Node, node: fx.Node) -> Value:
-        self.ints(node)
-        found = self._floats.get(node)
-        if found is None:
-            base = self.like(node)
-            found = Buffer(base.kind, base.times, role="as_float", node=node)
-            self._floats[node] = found
-        like = self.like(x)
-        if like.width != 1 or (like.kind, like.times) != (found.kind, found.entries):
-            raise Refused("integers of several axes are computed with")
-        return Value(found, 0, 1, like.kind, like.times, like.tail)
-
-    # Steps.
-
-    def room(self, like: Like, *, late: bool) -> Value:
-        """Numbers to be written."""
-        if like.kind == NO_ROWS:
-            raise Refused("something is computed of weights alone")
-        buffer = Buffer(like.kind, like.times * like.width, late)
-        return Value(buffer, 0, like.width, like.kind, like.times, like.tail)
-
-    def step(
-        self,
-        way: Way,
-        out: Value,
-        *reads: Value,
-        kind: int,
-        late: bool,
-        times: int = 1,
-        source: int = 0,
-        source_times: int = 1,
-        index: Buffer | None = None,
-        inside: bool = False,
-        cells: Buffer | None = None,
-    ) -> None:
-        """One that leads from rows to others."""
-        ends = self.ends if inside else None
-        draft = Draft(way, 0, out, list(reads), reads[0].width, kind, times)
-        draft.source, draft.source_times, draft.index, draft.ends = (
-            source,
-            source_times,
-            index,
-            ends,
-        )
-        draft.cells = cells
-        self.drafts(late=late).steps.append(draft)
-
-    def plain(
-        self,
-        op: Op,
-        out: Value,
-        *reads: Value | None,
-        late: bool,
-        width: int = 0,
-        many: int = 0,
-        inner: int = 0,
-        number: float = 0.0,
-    ) -> None:
-        """One of rows apart."""
-        width = width or out.width
-        draft = Draft(Way.PLAIN, op, out, list(reads), width, out.kind, out.times)
-        draft.many, draft.inner, draft.number = many, inner, number
-        self.drafts(late=late).steps.append(draft)
-
-    def full(self, value: Value, *, late: bool) -> Value:
-        """With all numbers that a row has."""
-        if not value.one:
-            return value
-        like = Like(value.kind, value.times, value.tail, 1)
-        out = self.room(like, late=late)
-        many = math.prod(value.tail)
-        self.plain(
-            Op.EXPAND, out, replace(value, one=False), late=late, width=1, many=many, inner=1
-        )
-        return out
-
-    def dense(self, value: Value, *, late: bool) -> Value:
-        """All of a buffer."""
-        value = self.full(value, late=late)
-        if value.dense:
-            return value
-        out = self.room(Like(value.kind, value.times, value.tail, 1), late=late)
-        self.plain(Op.COPY, out, value, late=late)
-        return out
-
-    def spread(self, value: Value, *, late: bool) -> Value:
-        """What bundles have, for each of their members."""
-        drafts = self.drafts(late=late)
-        found = drafts.spread.get(value)
-        if found is None:
-            tail = () if value.one else value.tail
-            found = self.room(Like(MEMBERS, 1, tail, 1), late=late)
-            one = replace(value, one=False, tail=tail)
-            self.step(Way.SPREAD, found, one, kind=BUNDLES, late=late, inside=True)
-            drafts.spread[value] = found = replace(found, tail=value.tail, one=value.one)
-        return found
-
-    def fit(self, x: Any, like: Like, *, late: bool) -> Value:
-        """A node as it is read for a result with these axes."""
-        value = self.value(x, late=late)
-        tail, mine = value.tail, self.like(x)
-        if value.kind == NO_ROWS:
-            while tail[:1] == (1,) and len(tail) > len(like.tail):
-                tail = tail[1:]
-        elif (value.kind, value.times) != (like.kind, like.times):
-            if (mine.kind, mine.times, like.kind) != (BUNDLES, 1, MEMBERS) or like.lead != 2:
-                raise Refused("rows of two kinds meet")
-            if tail[:1] != (1,):
-                raise Refused("rows of two kinds meet")
-            tail = tail[1:]
-            value = self.spread(replace(value, tail=tail), late=late)
-        if tail == like.tail:
-            return replace(value, tail=tail)
-        if math.prod(tail) == 1 or value.one:
-            return replace(value, tail=like.tail, one=like.width > 1)
-        if value.kind == NO_ROWS or len(tail) != len(like.tail):
-            raise Refused("axes that do not fit")
-        wide = [k for k, (a, b) in enumerate(zip(tail, like.tail, strict=True)) if a != b]
-        if wide != list(range(wide[0], wide[-1] + 1)):
-            raise Refused("axes that do not fit")
-        out = self.room(replace(like, lead=1), late=late)
-        many = math.prod(like.tail[wide[0] : wide[-1] + 1])
-        inner = math.prod(like.tail[wide[-1] + 1 :])
-        self.plain(Op.EXPAND, out, value, late=late, width=value.width, many=many, inner=inner)
-        return out
-
-    def _elementwise(
-        self, x: fx.Node, op: Op, sources: Sequence[Any], number: float = 0.0, ones: int = 0
-    ) -> None:
-        late, like = self.late(x), self.like(x)
-        reads = []
-        for source in sources:
-            read = self.fit(source, like, late=late)
-            if read.one:
-                ones -= 1
-                read = read if ones >= 0 else self.full(read, late=late)
-            reads.append(read)
-        out = self.room(like, late=late)
-        self.plain(op, out, *reads, number=number, late=late)
-        self.values[x] = out
-
-    # Operators.
-
-    def _convert(self, x: fx.Node) -> None:
-        """Write the steps of a node."""
+    def convert(self, x: fx.Node) -> None:
         target: Any = x.target
         args: Any = x.args
         if target in _ZEROS or target in _ONES:
@@ -426,17 +127,23 @@ class Lowering:
             raise Refused("numbers of another dtype")
         like = self.like(x)
         if isinstance(known, HeldValue):
-            if (like.kind, like.times) == (MEMBERS, 1) and math.prod(known.tail) == like.width:
+            alike = lie_alike(self.like(args[0]), like) and math.prod(known.tail) == like.width
+            if (like.kind, like.times) == (MEMBERS, 1) and alike:
                 self.values[x] = replace(known, tail=like.tail)
                 return
-        value, late = self.value(args[0], late=self.late(x)), self.late(x)
+        self._view_rows(x, args[0], like)
+
+    def _view_rows(self, x: fx.Node, source: fx.Node, like: Like) -> None:
+        value, late = self.value(source, late=self.late(x)), self.late(x)
         if value.kind == NO_ROWS:
             self.values[x] = replace(value, tail=like.tail) if like.kind == NO_ROWS else None
             if like.kind != NO_ROWS or like.width != value.width:
-                self.values[x] = self.fit(args[0], like, late=late)
+                self.values[x] = self.fit(source, like, late=late)
         elif x.target is aten.expand.default:
-            self.values[x] = self.fit(args[0], like, late=late)
+            self.values[x] = self.fit(source, like, late=late)
         elif (like.kind, like.times) == (value.kind, value.times):
+            if not lie_alike(self.like(source), like):
+                raise Refused("members become something else")
             self.values[x] = replace(value, tail=like.tail)
         elif like.kind == value.kind:
             value = self.dense(value, late=late)
@@ -547,6 +254,9 @@ class Lowering:
         assert isinstance(source, fx.Node)
         assert isinstance(dim, int)
         assert isinstance(which, int)
+        if self.like(source).lead == TURNED and self.like(source).tail == (1,) and dim == 1:
+            self._view(x)
+            return
         at, late = self._axis(source, dim), self.late(x)
         value = self.full(self.value(source, late=late), late=late)
         self.values[x] = self._part(x, value, at, which % value.tail[at], self.like(x).tail)
@@ -592,6 +302,9 @@ class Lowering:
         args: Any = x.args
         _same_numbers(x, self._twin[x], but=1)
         late, like = self.late(x), self.like(x)
+        if like.lead == TURNED and like.tail == (1,) and args[2] == 1:
+            self._view(x)
+            return
         at = self._axis(x, args[2])
         piece = self.full(self.value(args[0], late=late), late=late)
         if len(args) > 5 and args[5] != 1:
@@ -616,7 +329,8 @@ class Lowering:
         dims = sorted(d % rank for d in args[1])
         value = self.full(self.value(args[0], late=late), late=late)
         out = self.room(self.like(x), late=late)
-        if like.lead == 2 and dims == [1] and x.target is aten.sum.dim_IntList:
+        over = (like.lead, dims) in ((PADDED, [1]), (TURNED, [2]))
+        if over and x.target is aten.sum.dim_IntList:
             self.step(Way.SUM_OVER, out, value, kind=BUNDLES, late=late, inside=True)
         elif dims and dims[0] >= max(like.lead, 1) and dims == list(range(dims[0], dims[-1] + 1)):
             first, last = dims[0] - like.lead, dims[-1] - like.lead
@@ -638,10 +352,10 @@ class Lowering:
         late, like = self.late(x), self.like(x)
         reads = [self.full(self.value(y, late=late), late=late) for y in args[: 2 if back else 1]]
         dim = args[2 if back else 1] % len(self._shapes[x])
-        if not back and args[2]:
+        if not back and len(args) > 2 and args[2]:
             raise Refused("a softmax of another dtype")
         out = self.room(like, late=late)
-        if like.lead == 2 and dim == 1:
+        if (like.lead, dim) in ((PADDED, 1), (TURNED, 2)):
             way = (Way.LOG_SOFT_BACK if log else Way.SOFT_BACK) if back else Way.SOFT
             way = Way.LOG_SOFT if log and not back else way
             self.step(way, out, *reads, kind=BUNDLES, late=late, inside=True)
@@ -650,6 +364,92 @@ class Lowering:
         else:
             raise Refused("a softmax over other than members, or the last axis")
         self.values[x] = out
+
+    def _turn(self, x: fx.Node) -> None:
+        """Two axes change places: of members and what each has, or of one that is of one."""
+        (source, *_), like, known = x.all_input_nodes, self.like(x), None
+        known, mine = self.values.get(source), self.like(source)
+        if isinstance(known, Constant):
+            self.values[x] = known
+            return
+        if self._keeps_order(x, source):
+            self._view(x)
+            return
+        if like.kind == MEMBERS:
+            fits = {mine.lead, like.lead} == {PADDED, TURNED} and mine.tail == like.tail
+        else:
+            fits = mine.tail[::-1] == like.tail and len(like.tail) == 2 and 1 in like.tail
+        if not fits or (like.kind, like.times) != (mine.kind, mine.times):
+            raise Refused("axes change places")
+        if isinstance(known, HeldValue):
+            self.values[x] = known
+        else:
+            self.values[x] = replace(self.value(source, late=self.late(x)), tail=like.tail)
+
+    def _keeps_order(self, x: fx.Node, source: fx.Node) -> bool:
+        """Whether only axes of one entry change places."""
+        args: Any = x.args
+        shape = self._shapes[source]
+        order = list(range(len(shape)))
+        if x.target is aten.permute.default:
+            order = [k % len(shape) for k in args[1]]
+        else:
+            a, b = args[1] % len(shape), args[2] % len(shape)
+            order[a], order[b] = order[b], order[a]
+        long = [k for k in order if shape[k] != 1]
+        return long == sorted(long)
+
+    def _matrices(self, x: fx.Node) -> None:
+        """Products of a matrix for each row, of which one is of members and one but a vector."""
+        a, b = x.all_input_nodes if len(x.all_input_nodes) == 2 else (x.args[0], x.args[1])
+        assert isinstance(a, fx.Node)
+        assert isinstance(b, fx.Node)
+        late, like, one, other = self.late(x), self.like(x), self.like(a), self.like(b)
+        left, right = (self.full(self.value(y, late=late), late=late) for y in (a, b))
+        if (one.lead, other.lead) == (TURNED, PADDED):  # (p, members) times (members, r)
+            p, r = one.tail[0], other.tail[0]
+            rows, numbers = (right, left) if p == 1 else (left, right)
+            out = self.room(like, late=late)
+            each = self._times(rows, numbers, like.width, late=late)
+            self.step(Way.SUM_OVER, out, each, kind=BUNDLES, late=late, inside=True)
+            fits = 1 in (p, r)
+        elif one.lead == PADDED and other.kind == BUNDLES:  # (members, q) times (q, r)
+            q, r = other.tail
+            out = self._met(left, right, q, r, like, late=late)
+            fits = 1 in (q, r)
+        elif one.kind == BUNDLES and other.lead == TURNED:  # (p, q) times (q, members)
+            p, q = one.tail
+            out = self._met(right, left, q, p, like, late=late)
+            fits = 1 in (p, q)
+        else:
+            fits = False
+        if not fits:
+            raise Refused("a product of matrices")
+        self.values[x] = replace(out, tail=like.tail)
+
+    def _times(self, rows: Value, numbers: Value, width: int, *, late: bool) -> Value:
+        """Members times a number each."""
+        out = self.room(Like(MEMBERS, 1, (width,), 1), late=late)
+        many = replace(numbers, tail=(width,), one=width > 1)
+        self.plain(Op.MUL, out, replace(rows, tail=(width,)), many, late=late)
+        return out
+
+    def _met(
+        self, members: Value, rows: Value, q: int, width: int, like: Like, *, late: bool
+    ) -> Value:
+        """Members, with q entries each, times what their bundle has: q entries, or as many as
+        wide for one."""
+        if width == 1:
+            spread = self.spread(replace(rows, tail=(q,)), late=late)
+            each = self.room(Like(MEMBERS, 1, (q,), 1), late=late)
+            self.plain(Op.MUL, each, replace(members, tail=(q,)), spread, late=late)
+            out = self.room(like, late=late)
+            self.plain(Op.REDUCE, out, each, number=1.0, many=q, inner=1, late=late)
+            return out
+        if q != 1:
+            raise Refused("a product of matrices")
+        spread = self.spread(replace(rows, tail=(width,)), late=late)
+        return self._times(spread, members, width, late=late)
 
     def _embed(self, x: fx.Node) -> None:
         args: Any = x.args
@@ -756,7 +556,7 @@ class Lowering:
             return
         found, of = self.ints_of(index), self.like(source)
         single = found is not None and found[1] == Like(BUNDLES, 1, (), 1)
-        if found is None or not single or dim != 1 or of.lead != 2 or x.kwargs:
+        if found is None or not single or dim != 1 or of.lead != PADDED or x.kwargs:
             raise Refused("an axis is gathered")
         if like.kind != BUNDLES or like.width != of.width:
             raise Refused("an axis is gathered")
@@ -791,7 +591,7 @@ class Lowering:
             return
         found, begun = self.ints_of(index), self.values.get(base)
         single = found is not None and found[1] == Like(BUNDLES, 1, (), 1)
-        if found is None or not single or dim != 1 or like.lead != 2:
+        if found is None or not single or dim != 1 or like.lead != PADDED:
             raise Refused("an axis is scattered")
         value = self.full(self.value(source, late=late), late=late)
         if not isinstance(begun, Constant) or begun.number or value.width != like.width:
@@ -888,14 +688,19 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     aten.slice.Tensor: Lowering._slice,
     aten.select.int: Lowering._select,
     aten.split.Tensor: Lowering._split,
+    aten.unsafe_split.Tensor: Lowering._split,
     aten.split_with_sizes.default: Lowering._split,
     operator.getitem: Lowering._item,
     aten.cat.default: Lowering._cat,
+    aten.transpose.int: Lowering._turn,
+    aten.permute.default: Lowering._turn,
+    aten.bmm.default: Lowering._matrices,
     aten.slice_backward.default: Lowering._put_back,
     aten.select_backward.default: Lowering._put_back,
     aten.sum.dim_IntList: Lowering._sum,
     aten.mean.dim: Lowering._sum,
     aten._softmax.default: Lowering._softmax,
+    aten._safe_softmax.default: Lowering._softmax,
     aten._log_softmax.default: Lowering._softmax,
     aten._softmax_backward_data.default: Lowering._softmax,
     aten._log_softmax_backward_data.default: Lowering._softmax,

@@ -21,6 +21,9 @@ MEMBERS: Final = 1
 EDGES: Final = 2
 HELD: Final = 3
 KINDS: Final = 4
+PADDED: Final = 2
+TURNED: Final = 3
+"""Leads of what is padded."""
 NO_ROWS: Final = -1
 """Of what has no rows: weights."""
 
@@ -47,7 +50,8 @@ class Like:
     Args:
         kind, times: It has so many times the rows of that kind.
         tail: The axes behind those.
-        lead: How many axes count rows: 2 where bundles are padded.
+        lead: How many axes count rows, or are before the last that does: 2 where bundles are
+            padded, and 3 where their members come last, ``(n, k, members)``.
     """
 
     kind: int
@@ -96,6 +100,9 @@ class Counts:
         padded = self.padded is not None and differ == [0, 1] and found == (BUNDLES, 1)
         if padded and (small[1], large[1]) == self.padded:
             return Like(MEMBERS, 1, tuple(small[2:]), 2)
+        turned = self.padded is not None and differ == [0, 2] and found == (BUNDLES, 1)
+        if turned and len(small) == 3 and (small[2], large[2]) == self.padded:
+            return Like(MEMBERS, 1, (small[1],), TURNED)
         raise Refused(
             f"a tensor of shape {tuple(small)} in one trace and {tuple(large)} in another"
         )
