@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, final
+from typing import Any, Final, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from geartrain.nn.program import Operands
 from geartrain.nn.ragged.cut import RaggedCut, RaggedRoutine, RaggedTerm, Tensors
 from geartrain.nn.ragged.values import Buffer
 from geartrain.nodes.gradient import GradientSum
+
+MOST_LATER: Final = 128
+"""Of so many rows products are made at once, and not with those of other calls."""
 
 
 @final
@@ -134,6 +137,8 @@ class RaggedProgram:
         self._always: dict[_Plan, tuple[list[int], list[Tensor]]] = {}
         self._places = ints = {node: k for k, node in enumerate(cut.ints)}
         self._residuals = residuals = {b: k for k, b in enumerate(cut.residuals)}
+        self._later = [t for t in cut.terms if t.how != "rows"]
+        self._at_once = [t for t in cut.terms if t.how == "rows"]
         self._widths = [(b.kind, b.entries) for b in cut.residuals]
         made = [y for y in cut.outputs if isinstance(y, Tensors)]
         self._outputs = [_shape(y) for y in made]
@@ -304,7 +309,14 @@ class RaggedProgram:
         several = None
         if into.of_several:
             several = into.updates_of(call.sizes[call.counted[0]])
-        for term in self._cut.terms:
+        terms: Sequence[RaggedTerm] = self._cut.terms
+        if several is None and len(came) == len(self._cut.tangents) and self._later:
+            rows = max([call.sizes[t.tensors[0].buffer.kind] for t in self._later])
+            learn = all(operands[t.operand].requires_grad for t in self._later)
+            if rows < MOST_LATER and learn:
+                some = [self._shaped(x, kept, made, dys) for t in self._later for x in t.tensors]
+                terms = self._at_once if into.add_later(self, tuple(some), rows) else terms
+        for term in terms:
             parameter = operands[term.operand]
             if not term.tangents & came or not parameter.requires_grad:
                 continue
@@ -316,6 +328,17 @@ class RaggedProgram:
             each = several[call.counted[1](kind)]
             with into.of_updates(each):
                 self._add(term, cast(nn.Parameter, parameter), tensors, kept, into)
+
+    def add_all(self, found: Sequence[Payload], into: GradientSum) -> None:
+        """Add the products and sums of several calls."""
+        operands, k = self._operands.tensors(), 0
+        for term in self._later:
+            parameter = cast(nn.Parameter, operands[term.operand])
+            if term.how == "product":
+                into.add_products(parameter, [(each[k], each[k + 1]) for each in found])
+            else:
+                into.add_sums(parameter, [each[k] for each in found])
+            k += len(term.tensors)
 
     def _add(
         self,
