@@ -21,19 +21,19 @@ from geartrain.nn.ragged.values import (
     NO_ROWS,
     PADDED,
     TURNED,
+    Axes,
     Buffer,
     Constant,
-    Counts,
-    Draft,
-    Drafts,
+    CountedRows,
+    DraftStep,
     HeldValue,
-    Like,
-    RowNumbers,
-    Value,
+    RaggedValue,
+    TraceCounts,
+    WayOfSteps,
 )
 from geartrain.nn.record import Trace, draws
 
-Known: TypeAlias = Value | Constant | HeldValue | RowNumbers | list[Any] | None
+Known: TypeAlias = RaggedValue | Constant | HeldValue | CountedRows | list[Any] | None
 
 
 class AbstractLowering(ABC):
@@ -59,7 +59,7 @@ class AbstractLowering(ABC):
     def __init__(
         self,
         traces: tuple[Trace, Trace],
-        counts: Counts,
+        counts: TraceCounts,
         operands: int,
         given: Sequence[str],
         segment: int | None,
@@ -83,7 +83,7 @@ class AbstractLowering(ABC):
         self.inputs = places[operands : operands + len(given)]
         self.tangents = places[operands + len(given) :]
         self._segment = None if segment is None else self.inputs[segment]
-        self.forward, self.back = Drafts(), Drafts()
+        self.forward, self.back = WayOfSteps(), WayOfSteps()
         self.ends = Buffer(BUNDLES, 1, role="ends")
         self.cells = Buffer(MEMBERS, 1, role="cells")
         self._ints: dict[fx.Node, Buffer] = {}
@@ -95,7 +95,7 @@ class AbstractLowering(ABC):
         for k, x in enumerate(self.operands):
             shape = self._shapes[x]
             at = Buffer(NO_ROWS, math.prod(shape), role="operand", number=k)
-            self.values[x] = Value(at, 0, 0, NO_ROWS, 1, shape)
+            self.values[x] = RaggedValue(at, 0, 0, NO_ROWS, 1, shape)
         for k, (x, what) in enumerate(zip(self.inputs, given, strict=True)):
             self.values[x] = self._input(x, k, what)
         for k, x in enumerate(self.tangents):
@@ -115,15 +115,15 @@ class AbstractLowering(ABC):
         if what == "held":
             return HeldValue(k, self.like(x).tail)
         if what == "ints":
-            return RowNumbers(x)
+            return CountedRows(x)
         return self._whole(x, Buffer(0, 0, False, "given", k))
 
-    def _whole(self, x: fx.Node, buffer: Buffer) -> Value:
+    def _whole(self, x: fx.Node, buffer: Buffer) -> RaggedValue:
         like = self.like(x)
         if x.meta.get("dtype") is not self._dtype or like.kind == NO_ROWS:
             raise Refused(f"it is given {x.meta.get('dtype')}")
         buffer.kind, buffer.entries = like.kind, like.times * like.width
-        return Value(buffer, 0, like.width, like.kind, like.times, like.tail)
+        return RaggedValue(buffer, 0, like.width, like.kind, like.times, like.tail)
 
     def _constant(self, x: fx.Node) -> Known:
         found = self._constants[str(x.target)]
@@ -131,7 +131,7 @@ class AbstractLowering(ABC):
 
     # What is known of nodes.
 
-    def like(self, x: fx.Node) -> Like:
+    def like(self, x: fx.Node) -> Axes:
         """Its axes."""
         return self._counts.like(self._shapes[x], self._large[self._twin[x]])
 
@@ -139,13 +139,13 @@ class AbstractLowering(ABC):
         """Whether it depends on a tangent."""
         return bool(self.of[x])
 
-    def drafts(self, *, late: bool) -> Drafts:
+    def drafts(self, *, late: bool) -> WayOfSteps:
         return self.back if late else self.forward
 
-    def ints_of(self, x: fx.Node) -> tuple[fx.Node, Like] | None:
+    def ints_of(self, x: fx.Node) -> tuple[fx.Node, Axes] | None:
         """What integers are made of, without views, and its axes; None: they are no row numbers."""
         found = self.values.get(x)
-        return (found.node, self.like(found.node)) if isinstance(found, RowNumbers) else None
+        return (found.node, self.like(found.node)) if isinstance(found, CountedRows) else None
 
     def ints(self, node: fx.Node) -> Buffer:
         """Row numbers, for an index."""
@@ -157,16 +157,16 @@ class AbstractLowering(ABC):
             found = self._ints[node] = Buffer(like.kind, like.times, role="ints", node=node)
         return found
 
-    def value(self, x: Any, *, late: bool) -> Value:
+    def value(self, x: Any, *, late: bool) -> RaggedValue:
         """Where the numbers of a node lie, for steps of one way."""
         if not isinstance(x, fx.Node):
             raise Refused("a number where a tensor is wanted")
         found = self.values.get(x)
-        if isinstance(found, Value):
+        if isinstance(found, RaggedValue):
             return found
         if isinstance(found, HeldValue):
             return self._recalled(found, late=late)
-        if isinstance(found, RowNumbers):
+        if isinstance(found, CountedRows):
             return self._as_float(x, found.node)
         if isinstance(found, Constant):
             out = self.room(self.like(x), late=late)
@@ -176,13 +176,13 @@ class AbstractLowering(ABC):
             return out
         raise Refused(f"{x.target} has no steps")
 
-    def _recalled(self, held: HeldValue, *, late: bool) -> Value:
+    def _recalled(self, held: HeldValue, *, late: bool) -> RaggedValue:
         drafts = self.drafts(late=late)
         found = drafts.held.get(held.number)
         if found is None:
             width = math.prod(held.tail)
-            source = Value(self.held(held.number, width), 0, width, HELD, 1, held.tail)
-            found = self.room(Like(MEMBERS, 1, held.tail, 1), late=late)
+            source = RaggedValue(self.held(held.number, width), 0, width, HELD, 1, held.tail)
+            found = self.room(Axes(MEMBERS, 1, held.tail, 1), late=late)
             self.step(
                 Way.TAKE, found, source, kind=MEMBERS, late=late, index=self.cells, source=HELD
             )
@@ -193,7 +193,7 @@ class AbstractLowering(ABC):
         """A tensor of the memory."""
         return self._held.setdefault(number, Buffer(HELD, width, role="held", number=number))
 
-    def _as_float(self, x: fx.Node, node: fx.Node) -> Value:
+    def _as_float(self, x: fx.Node, node: fx.Node) -> RaggedValue:
         self.ints(node)
         found = self._floats.get(node)
         if found is None:
@@ -203,22 +203,22 @@ class AbstractLowering(ABC):
         like = self.like(x)
         if like.width != 1 or (like.kind, like.times) != (found.kind, found.entries):
             raise Refused("integers of several axes are computed with")
-        return Value(found, 0, 1, like.kind, like.times, like.tail)
+        return RaggedValue(found, 0, 1, like.kind, like.times, like.tail)
 
     # Steps.
 
-    def room(self, like: Like, *, late: bool) -> Value:
+    def room(self, like: Axes, *, late: bool) -> RaggedValue:
         """Numbers to be written."""
         if like.kind == NO_ROWS:
             raise Refused("something is computed of weights alone")
         buffer = Buffer(like.kind, like.times * like.width, late)
-        return Value(buffer, 0, like.width, like.kind, like.times, like.tail)
+        return RaggedValue(buffer, 0, like.width, like.kind, like.times, like.tail)
 
     def step(
         self,
         way: Way,
-        out: Value,
-        *reads: Value,
+        out: RaggedValue,
+        *reads: RaggedValue,
         kind: int,
         late: bool,
         times: int = 1,
@@ -230,7 +230,7 @@ class AbstractLowering(ABC):
     ) -> None:
         """One that leads from rows to others."""
         ends = self.ends if inside else None
-        draft = Draft(way, 0, out, list(reads), reads[0].width, kind, times)
+        draft = DraftStep(way, 0, out, list(reads), reads[0].width, kind, times)
         draft.source, draft.source_times, draft.index, draft.ends = (
             source,
             source_times,
@@ -243,8 +243,8 @@ class AbstractLowering(ABC):
     def plain(
         self,
         op: Op,
-        out: Value,
-        *reads: Value | None,
+        out: RaggedValue,
+        *reads: RaggedValue | None,
         late: bool,
         width: int = 0,
         many: int = 0,
@@ -253,15 +253,15 @@ class AbstractLowering(ABC):
     ) -> None:
         """One of rows apart."""
         width = width or out.width
-        draft = Draft(Way.PLAIN, op, out, list(reads), width, out.kind, out.times)
+        draft = DraftStep(Way.PLAIN, op, out, list(reads), width, out.kind, out.times)
         draft.many, draft.inner, draft.number = many, inner, number
         self.drafts(late=late).steps.append(draft)
 
-    def full(self, value: Value, *, late: bool) -> Value:
+    def full(self, value: RaggedValue, *, late: bool) -> RaggedValue:
         """With all numbers that a row has."""
         if not value.one:
             return value
-        like = Like(value.kind, value.times, value.tail, 1)
+        like = Axes(value.kind, value.times, value.tail, 1)
         out = self.room(like, late=late)
         many = math.prod(value.tail)
         self.plain(
@@ -269,28 +269,28 @@ class AbstractLowering(ABC):
         )
         return out
 
-    def dense(self, value: Value, *, late: bool) -> Value:
+    def dense(self, value: RaggedValue, *, late: bool) -> RaggedValue:
         """All of a buffer."""
         value = self.full(value, late=late)
         if value.dense:
             return value
-        out = self.room(Like(value.kind, value.times, value.tail, 1), late=late)
+        out = self.room(Axes(value.kind, value.times, value.tail, 1), late=late)
         self.plain(Op.COPY, out, value, late=late)
         return out
 
-    def spread(self, value: Value, *, late: bool) -> Value:
+    def spread(self, value: RaggedValue, *, late: bool) -> RaggedValue:
         """What bundles have, for each of their members."""
         drafts = self.drafts(late=late)
         found = drafts.spread.get(value)
         if found is None:
             tail = () if value.one else value.tail
-            found = self.room(Like(MEMBERS, 1, tail, 1), late=late)
+            found = self.room(Axes(MEMBERS, 1, tail, 1), late=late)
             one = replace(value, one=False, tail=tail)
             self.step(Way.SPREAD, found, one, kind=BUNDLES, late=late, inside=True)
             drafts.spread[value] = found = replace(found, tail=value.tail, one=value.one)
         return found
 
-    def fit(self, x: Any, like: Like, *, late: bool) -> Value:
+    def fit(self, x: Any, like: Axes, *, late: bool) -> RaggedValue:
         """A node as it is read for a result with these axes."""
         value = self.value(x, late=late)
         tail, mine = value.tail, self.like(x)
@@ -312,7 +312,9 @@ class AbstractLowering(ABC):
             return replace(value, tail=like.tail, one=like.width > 1)
         return self._widened(value, tail, like, late=late)
 
-    def _widened(self, value: Value, tail: tuple[int, ...], like: Like, *, late: bool) -> Value:
+    def _widened(
+        self, value: RaggedValue, tail: tuple[int, ...], like: Axes, *, late: bool
+    ) -> RaggedValue:
         """With some axes of one entry made as long as they are read."""
         if value.kind == NO_ROWS or len(tail) != len(like.tail):
             raise Refused("axes that do not fit")
@@ -349,7 +351,7 @@ class AbstractLowering(ABC):
         """
 
 
-def lie_alike(one: Like, other: Like) -> bool:
+def lie_alike(one: Axes, other: Axes) -> bool:
     """Whether the numbers of members come in the same order."""
     turned = one.lead == TURNED, other.lead == TURNED
     return turned[0] == turned[1] or math.prod(one.tail) == math.prod(other.tail) == 1

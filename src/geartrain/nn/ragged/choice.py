@@ -52,7 +52,7 @@ _MOST_FUNCTIONS: Final = 16
 
 
 @final
-class _Known:
+class _KnownRagged:
     """What became of tracing one structure.
 
     Args:
@@ -67,7 +67,7 @@ class _Known:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FoundRagged:
     """What was found for one module.
 
     Args:
@@ -84,11 +84,11 @@ class _Found:
 
 
 @final
-class _Registry:
+class _RaggedRegistry:
     """By structure and kind of inputs; any thread may ask."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Hashable, _Known] = OrderedDict()
+        self._known: OrderedDict[Hashable, _KnownRagged] = OrderedDict()
         self._lock = threading.RLock()
 
     def forget(self) -> None:
@@ -96,14 +96,14 @@ class _Registry:
         with self._lock:
             self._known.clear()
 
-    def ask(self, key: Hashable, make: Callable[[], RaggedCut]) -> _Known:
+    def ask(self, key: Hashable, make: Callable[[], RaggedCut]) -> _KnownRagged:
         with self._lock:
             found = self._known.get(key) if key is not None else None
             if found is None:
                 try:
-                    found = _Known(make())
+                    found = _KnownRagged(make())
                 except GraphError as error:
-                    found = _Known(None, str(error))
+                    found = _KnownRagged(None, str(error))
                 if key is not None:
                     self._known[key] = found
                     while len(self._known) > MOST_KNOWN:
@@ -111,7 +111,7 @@ class _Registry:
             return found
 
 
-RAGGED_REGISTRY: Final = _Registry()
+RAGGED_REGISTRY: Final = _RaggedRegistry()
 """The one of this process."""
 
 
@@ -235,12 +235,12 @@ class RaggedChoice(AbstractRaggedChoice):
         """Take the program that was found in another fit, if there is one."""
         experience, function = self._experience, self._module.function
         known, found = experience.known.get(id(function), (None, None))
-        if known is function and isinstance(found, _Found) and experience.chosen == "derived":
+        if known is function and isinstance(found, _FoundRagged) and experience.chosen == "derived":
             same = found.structure.now() == found.structure.settings
             if same and available(found.cut.dtype):
                 self._take(found)
 
-    def _take(self, found: _Found) -> None:
+    def _take(self, found: _FoundRagged) -> None:
         self._structure, self._kind = found.structure, found.kind
         self._dtype = found.cut.dtype
         program = RaggedProgram(found.cut, Operands(self._module.function))
@@ -302,7 +302,7 @@ class RaggedChoice(AbstractRaggedChoice):
             return None
         first = len(inputs) + 2
         used = {name: first + k in known.cut.used for k, name in enumerate(edges)}
-        found = _Found(known.cut, structure, kind, used)
+        found = _FoundRagged(known.cut, structure, kind, used)
         if experience.chosen is None:
             if known.ratio is None:
                 operands = Operands(function)

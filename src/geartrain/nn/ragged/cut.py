@@ -25,11 +25,11 @@ from geartrain.nn.ragged.values import (
     HELD,
     MEMBERS,
     NO_ROWS,
+    Axes,
     Buffer,
     Constant,
-    Draft,
-    Like,
-    Value,
+    DraftStep,
+    RaggedValue,
 )
 
 aten = torch.ops.aten
@@ -91,7 +91,7 @@ class RaggedRoutine:
 
     def __init__(
         self,
-        drafts: Sequence[Draft],
+        drafts: Sequence[DraftStep],
         given: set[Buffer],
         ends: Buffer,
         dtype: torch.dtype,
@@ -153,7 +153,7 @@ class RaggedRoutine:
 
     def _at(
         self,
-        value: Value | None,
+        value: RaggedValue | None,
         own: dict[Buffer, int],
         free: dict[tuple[int, int], list[int]],
         given: set[Buffer],
@@ -175,7 +175,7 @@ class RaggedRoutine:
         return At(slot, value.at, value.row, value.one)
 
 
-def _is_local(draft: Draft) -> bool:
+def _is_local(draft: DraftStep) -> bool:
     """Whether a step leads from no bundle to another."""
     if draft.way is Way.MOVE:
         return False
@@ -264,7 +264,7 @@ class Cutter:
             terms += self._terms(k, d)
         gradients: dict[int, tuple[Tensors, frozenset[int]]] = {}
         held: dict[int, frozenset[int]] = {}
-        sums: list[Draft] = []
+        sums: list[DraftStep] = []
         for i, d in zip(self._wanted, self._answers[len(self._learned) :], strict=True):
             known = low.values.get(d)
             if isinstance(known, Constant):
@@ -317,14 +317,14 @@ class Cutter:
             self._dtype,
         )
 
-    def _into_memory(self, i: int, value: Value) -> Draft:
+    def _into_memory(self, i: int, value: RaggedValue) -> DraftStep:
         """The gradient of a memory, where it is held."""
         into = Buffer(HELD, value.width, True, "sums", i)
-        out = Value(into, 0, value.width, HELD, 1, value.tail)
+        out = RaggedValue(into, 0, value.width, HELD, 1, value.tail)
         writing = [d for d in self._low.back.steps if d.out.buffer is value.buffer]
         if [d.way for d in writing] == [Way.PLAIN, Way.ADD_INSIDE]:  # of one member of each bundle
             return replace(writing[1], out=out, source=HELD, cells=self._low.cells)
-        draft = Draft(Way.ADD_AT, 0, out, [value], value.width, MEMBERS, 1, source=HELD)
+        draft = DraftStep(Way.ADD_AT, 0, out, [value], value.width, MEMBERS, 1, source=HELD)
         draft.index = self._low.cells
         return draft
 
@@ -342,11 +342,11 @@ class Cutter:
             raise Refused("an output is not of rows")
         value = low.full(low.value(y, late=False), late=False)
         # Of its own, as others may keep it, and the way back may read what it was made of.
-        out = low.room(Like(value.kind, 1, like.tail, 1), late=False)
+        out = low.room(Axes(value.kind, 1, like.tail, 1), late=False)
         low.plain(Op.COPY, out, value, late=False)
         return Tensors(out.buffer, like.tail)
 
-    def _tensor(self, value: Value, *, late: bool) -> Tensors:
+    def _tensor(self, value: RaggedValue, *, late: bool) -> Tensors:
         value = self._low.dense(value, late=late)
         return Tensors(value.buffer, value.tail)
 
@@ -426,7 +426,7 @@ class Cutter:
 
     def _used(
         self,
-        drafts: Sequence[Draft],
+        drafts: Sequence[DraftStep],
         terms: Sequence[RaggedTerm],
         outputs: Sequence[Tensors | int],
     ) -> frozenset[int]:
@@ -446,7 +446,7 @@ class Cutter:
         return frozenset(found | {k for k, x in enumerate(self._low.inputs) if x in seen})
 
     def _counted(
-        self, drafts: Sequence[Draft], terms: Sequence[RaggedTerm]
+        self, drafts: Sequence[DraftStep], terms: Sequence[RaggedTerm]
     ) -> tuple[tuple[fx.Node, ...], Callable[..., tuple[torch.Tensor, ...]]]:
         """Row numbers that are read, and what computes them."""
         found: dict[fx.Node, None] = {}
@@ -473,14 +473,14 @@ class Cutter:
         return tuple(found), emit(graph, {})
 
 
-def _together(drafts: Sequence[Draft], asked: set[Buffer]) -> list[Draft]:
+def _together(drafts: Sequence[DraftStep], asked: set[Buffer]) -> list[DraftStep]:
     """The same steps, with products that are just added up made and added in one,
     and rows that are just taken and added moved."""
     written, read = Counter(d.out.buffer for d in drafts), Counter()  # type: ignore[var-annotated]
     for draft in drafts:
         read.update(draft.read())
-    factors: dict[Buffer, Draft] = {}
-    found: list[Draft] = []
+    factors: dict[Buffer, DraftStep] = {}
+    found: list[DraftStep] = []
     for draft in drafts:
         buffer = draft.out.buffer
         factor = draft.way is Way.PLAIN and draft.op == Op.MUL
@@ -517,8 +517,8 @@ def _together(drafts: Sequence[Draft], asked: set[Buffer]) -> list[Draft]:
 
 
 def _needed(
-    drafts: Sequence[Draft], roots: Sequence[Buffer], always: Sequence[Draft]
-) -> list[Draft]:
+    drafts: Sequence[DraftStep], roots: Sequence[Buffer], always: Sequence[DraftStep]
+) -> list[DraftStep]:
     """Steps without which these buffers would not be what they are."""
     wanted, found = set(roots), []
     for draft in reversed(drafts):

@@ -25,7 +25,7 @@ from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
 from geartrain.nn.ragged.cut import Cutter, RaggedCut
 from geartrain.nn.ragged.lower import Lowering
 from geartrain.nn.ragged.program import RaggedCall, RaggedProgram
-from geartrain.nn.ragged.values import Counts
+from geartrain.nn.ragged.values import TraceCounts
 from geartrain.nn.split import trace
 from geartrain.nn.structure import Structure
 from geartrain.nodes.call import arguments, as_payload
@@ -82,7 +82,7 @@ def derive_inside(
             if name in ("source", "target"):
                 columns[k] = torch.arange(e) * (3 if name == "source" else 5) % members
         samples.append([*sample(inputs, members), at, segment, *columns])
-    counts = Counts(((3, 5), (7, 13), _EDGES, _NEVER), None)
+    counts = TraceCounts(((3, 5), (7, 13), _EDGES, _NEVER), None)
     names, m = list(edges), len(inputs)
 
     def called(own: Callable[..., Any], xs: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -90,7 +90,7 @@ def derive_inside(
         return (*arguments(own, xs[:m]), inside)
 
     roles = ["given" if x.is_floating_point() else "ints" for x in samples[0]]
-    work = _Derivation(function, called, samples, counts, roles, m + 1)
+    work = _RaggedDerivation(function, called, samples, counts, roles, m + 1)
 
     def trial(program: RaggedProgram) -> tuple[RaggedCall, Sequence[Tensor]]:
         xs = samples[1]
@@ -121,14 +121,14 @@ def derive_memory(
         memory = [x.view(n, many, *x.shape[1:]) for x in sample(held, n * many)]
         mask = torch.ones(n, many, dtype=torch.bool)
         samples.append([*rows[:at], *memory, mask, *_within(rows[at:], 2)])
-    counts = Counts((_ROWS, (12, 35), _NEVER, _NEVER), _PADDED)
+    counts = TraceCounts((_ROWS, (12, 35), _NEVER, _NEVER), _PADDED)
     roles = ["given" if x.is_floating_point() else "ints" for x in samples[0]]
     for k in range(at, at + len(held)):
         if roles[k] != "given":
             raise GraphError("its memory holds integers")
         roles[k] = "held"
     roles[at + len(held)] = "mask"
-    work = _Derivation(function, arguments, samples, counts, roles, None)
+    work = _RaggedDerivation(function, arguments, samples, counts, roles, None)
 
     def trial(program: RaggedProgram) -> tuple[RaggedCall, Sequence[Tensor]]:
         lengths = np.array([3, 2, 5, 2])
@@ -155,7 +155,7 @@ def _within(columns: Sequence[Tensor], most: int) -> list[Tensor]:
 
 
 @final
-class _Derivation:
+class _RaggedDerivation:
     """The making of one cut; it works with a copy of the module, which shares its tensors.
 
     Args:
@@ -172,7 +172,7 @@ class _Derivation:
         function: Callable[..., Any],
         called: Callable[[Callable[..., Any], Sequence[Tensor]], tuple[Any, ...]],
         samples: Sequence[Sequence[Tensor]],
-        counts: Counts,
+        counts: TraceCounts,
         roles: Sequence[str],
         segment: int | None,
     ) -> None:

@@ -28,13 +28,13 @@ from geartrain.nn.ragged.values import (
     NO_ROWS,
     PADDED,
     TURNED,
+    Axes,
     Buffer,
     Constant,
+    CountedRows,
     HeldValue,
-    Like,
+    RaggedValue,
     Role,
-    RowNumbers,
-    Value,
 )
 from geartrain.nn.ways import NUMBERS, ONE, TWO
 
@@ -84,7 +84,7 @@ class Lowering(AbstractLowering):
             self.values[x] = Constant(float(args[-1]))
             return
         sources = x.all_input_nodes
-        if sources and all(isinstance(self.values.get(s), RowNumbers) for s in sources):
+        if sources and all(isinstance(self.values.get(s), CountedRows) for s in sources):
             self._count(x)
             return
         if target in _SAME or target is aten.expand.default:
@@ -105,7 +105,7 @@ class Lowering(AbstractLowering):
         twin = self._twin[x]
         same = all(a == b for a, b in zip(_numbers(x), _numbers(twin), strict=True))
         counts = dtype is torch.int64 and same and len(self._shapes[x]) == 1
-        self.values[x] = RowNumbers(x) if counts else None
+        self.values[x] = CountedRows(x) if counts else None
 
     def _sums_rows(self, x: fx.Node) -> bool:
         """Whether it adds up all rows of a matrix, or multiplies those of two."""
@@ -133,7 +133,7 @@ class Lowering(AbstractLowering):
                 return
         self._view_rows(x, args[0], like)
 
-    def _view_rows(self, x: fx.Node, source: fx.Node, like: Like) -> None:
+    def _view_rows(self, x: fx.Node, source: fx.Node, like: Axes) -> None:
         value, late = self.value(source, late=self.late(x)), self.late(x)
         if value.kind == NO_ROWS:
             self.values[x] = replace(value, tail=like.tail) if like.kind == NO_ROWS else None
@@ -184,7 +184,7 @@ class Lowering(AbstractLowering):
         known = self.values.get(x) if isinstance(x, fx.Node) else None
         return known.number if isinstance(known, Constant) else x
 
-    def weight(self, x: Any) -> tuple[Value, int, int]:
+    def weight(self, x: Any) -> tuple[RaggedValue, int, int]:
         """What a product reads of an operand, its depth and its width."""
         turned = True
         while isinstance(x, fx.Node) and x.target is aten.t.default:
@@ -198,7 +198,7 @@ class Lowering(AbstractLowering):
             (k, turned), Buffer(NO_ROWS, out * into, role=role, number=k)
         )
         depth, width = (out, into) if turned else (into, out)
-        return Value(found, 0, 0, NO_ROWS, 1, (out, into)), depth, width
+        return RaggedValue(found, 0, 0, NO_ROWS, 1, (out, into)), depth, width
 
     def _product(self, x: fx.Node) -> None:
         args: Any = x.args
@@ -227,7 +227,9 @@ class Lowering(AbstractLowering):
             raise Refused("an axis of rows is cut")
         return at
 
-    def _part(self, x: fx.Node, value: Value, at: int, start: int, tail: tuple[int, ...]) -> Value:
+    def _part(
+        self, x: fx.Node, value: RaggedValue, at: int, start: int, tail: tuple[int, ...]
+    ) -> RaggedValue:
         inner = math.prod(value.tail[at + 1 :])
         return replace(value, at=value.at + start * inner, tail=tail)
 
@@ -427,21 +429,23 @@ class Lowering(AbstractLowering):
             raise Refused("a product of matrices")
         self.values[x] = replace(out, tail=like.tail)
 
-    def _times(self, rows: Value, numbers: Value, width: int, *, late: bool) -> Value:
+    def _times(
+        self, rows: RaggedValue, numbers: RaggedValue, width: int, *, late: bool
+    ) -> RaggedValue:
         """Members times a number each."""
-        out = self.room(Like(MEMBERS, 1, (width,), 1), late=late)
+        out = self.room(Axes(MEMBERS, 1, (width,), 1), late=late)
         many = replace(numbers, tail=(width,), one=width > 1)
         self.plain(Op.MUL, out, replace(rows, tail=(width,)), many, late=late)
         return out
 
     def _met(
-        self, members: Value, rows: Value, q: int, width: int, like: Like, *, late: bool
-    ) -> Value:
+        self, members: RaggedValue, rows: RaggedValue, q: int, width: int, like: Axes, *, late: bool
+    ) -> RaggedValue:
         """Members, with q entries each, times what their bundle has: q entries, or as many as
         wide for one."""
         if width == 1:
             spread = self.spread(replace(rows, tail=(q,)), late=late)
-            each = self.room(Like(MEMBERS, 1, (q,), 1), late=late)
+            each = self.room(Axes(MEMBERS, 1, (q,), 1), late=late)
             self.plain(Op.MUL, each, replace(members, tail=(q,)), spread, late=late)
             out = self.room(like, late=late)
             self.plain(Op.REDUCE, out, each, number=1.0, many=q, inner=1, late=late)
@@ -475,7 +479,7 @@ class Lowering(AbstractLowering):
         if value.kind == NO_ROWS:
             if len(value.tail) != 2 or value.buffer.role != "operand":
                 raise Refused("a table that is no weight")
-            numbers = Value(self.ints(base), 0, 1, rows.kind, rows.times, ())
+            numbers = RaggedValue(self.ints(base), 0, 1, rows.kind, rows.times, ())
             if like.width != value.tail[1]:
                 raise Refused("a table by numbers of several axes")
             out = self.room(like, late=late)
@@ -555,7 +559,7 @@ class Lowering(AbstractLowering):
             self._take(x, source, index)
             return
         found, of = self.ints_of(index), self.like(source)
-        single = found is not None and found[1] == Like(BUNDLES, 1, (), 1)
+        single = found is not None and found[1] == Axes(BUNDLES, 1, (), 1)
         if found is None or not single or dim != 1 or of.lead != PADDED or x.kwargs:
             raise Refused("an axis is gathered")
         if like.kind != BUNDLES or like.width != of.width:
@@ -565,7 +569,7 @@ class Lowering(AbstractLowering):
         cells, of_kind = None, MEMBERS
         if isinstance(known, HeldValue):  # that member alone is read
             at = self.held(known.number, like.width)
-            value = Value(at, 0, like.width, HELD, 1, known.tail)
+            value = RaggedValue(at, 0, like.width, HELD, 1, known.tail)
             cells, of_kind = self.cells, HELD
         else:
             value = self.full(self.value(source, late=late), late=late)
@@ -590,7 +594,7 @@ class Lowering(AbstractLowering):
             self.add_at(x, base, index, source)
             return
         found, begun = self.ints_of(index), self.values.get(base)
-        single = found is not None and found[1] == Like(BUNDLES, 1, (), 1)
+        single = found is not None and found[1] == Axes(BUNDLES, 1, (), 1)
         if found is None or not single or dim != 1 or like.lead != PADDED:
             raise Refused("an axis is scattered")
         value = self.full(self.value(source, late=late), late=late)

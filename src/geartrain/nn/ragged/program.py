@@ -72,7 +72,7 @@ class RaggedKept:
 
 
 @final
-class _Plan:
+class _RaggedPlan:
     """Where a routine's addresses come from.
 
     Args:
@@ -134,7 +134,7 @@ class RaggedProgram:
         self._like = torch.empty(0, dtype=cut.dtype)
         self._size = self._like.itemsize
         self._firing = 0
-        self._always: dict[_Plan, tuple[list[int], list[Tensor]]] = {}
+        self._always: dict[_RaggedPlan, tuple[list[int], list[Tensor]]] = {}
         self._places = ints = {node: k for k, node in enumerate(cut.ints)}
         self._residuals = residuals = {b: k for k, b in enumerate(cut.residuals)}
         self._later = [t for t in cut.terms if t.how != "rows"]
@@ -145,9 +145,9 @@ class RaggedProgram:
         self._own = [_shape(y) for y in cut.made]
         self._number = {y.buffer: k for k, y in enumerate(cut.made)}
         of_output = {y.buffer: k for k, y in enumerate(made)}
-        self._forward = _Plan(cut.forward, residuals, of_output, ints)
-        self._back = _Plan(cut.back, residuals, self._number, ints)
-        self._without = _Plan(cut.without, residuals, self._number, ints)
+        self._forward = _RaggedPlan(cut.forward, residuals, of_output, ints)
+        self._back = _RaggedPlan(cut.back, residuals, self._number, ints)
+        self._without = _RaggedPlan(cut.without, residuals, self._number, ints)
 
     def forward(self, call: RaggedCall) -> tuple[Payload, RaggedKept]:
         """Outputs, and what ``backward`` wants.
@@ -247,7 +247,7 @@ class RaggedProgram:
 
     def _run(
         self,
-        plan: _Plan,
+        plan: _RaggedPlan,
         kept: RaggedKept,
         made: Sequence[Tensor],
         dys: Sequence[Tensor],
@@ -279,7 +279,7 @@ class RaggedProgram:
                 addresses[slot] = numbers.ctypes.data
         plan.routine.steps.run(sizes, addresses)
 
-    def _operand_addresses(self, plan: _Plan) -> list[int]:
+    def _operand_addresses(self, plan: _RaggedPlan) -> list[int]:
         """Where weights lie, for the length of a firing."""
         number = firing.number
         if number != self._firing or not number:

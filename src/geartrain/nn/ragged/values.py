@@ -44,7 +44,7 @@ Role: TypeAlias = Literal[
 
 @final
 @dataclass(frozen=True, slots=True)
-class Like:
+class Axes:
     """Axes of a tensor.
 
     Args:
@@ -66,7 +66,7 @@ class Like:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Counts:
+class TraceCounts:
     """Numbers of rows in two traces.
 
     Args:
@@ -85,7 +85,7 @@ class Counts:
                 return kind, small // a
         return None
 
-    def like(self, small: Sequence[int], large: Sequence[int]) -> Like:
+    def like(self, small: Sequence[int], large: Sequence[int]) -> Axes:
         """What the axes of a tensor count.
 
         Raises:
@@ -93,16 +93,16 @@ class Counts:
         """
         differ = [k for k, (a, b) in enumerate(zip(small, large, strict=True)) if a != b]
         if not differ:
-            return Like(NO_ROWS, 1, tuple(small), 0)
+            return Axes(NO_ROWS, 1, tuple(small), 0)
         found = self.of(small[0], large[0])
         if differ == [0] and found is not None:
-            return Like(*found, tuple(small[1:]), 1)
+            return Axes(*found, tuple(small[1:]), 1)
         padded = self.padded is not None and differ == [0, 1] and found == (BUNDLES, 1)
         if padded and (small[1], large[1]) == self.padded:
-            return Like(MEMBERS, 1, tuple(small[2:]), 2)
+            return Axes(MEMBERS, 1, tuple(small[2:]), 2)
         turned = self.padded is not None and differ == [0, 2] and found == (BUNDLES, 1)
         if turned and len(small) == 3 and (small[2], large[2]) == self.padded:
-            return Like(MEMBERS, 1, (small[1],), TURNED)
+            return Axes(MEMBERS, 1, (small[1],), TURNED)
         raise Refused(
             f"a tensor of shape {tuple(small)} in one trace and {tuple(large)} in another"
         )
@@ -132,7 +132,7 @@ class Buffer:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Value:
+class RaggedValue:
     """Where numbers lie: row i begins at ``at + i * row`` of a buffer.
 
     Args:
@@ -178,7 +178,7 @@ class HeldValue:
 
 @final
 @dataclass(frozen=True, slots=True)
-class RowNumbers:
+class CountedRows:
     """Integers that only integers have made."""
 
     node: fx.Node
@@ -186,13 +186,13 @@ class RowNumbers:
 
 @final
 @dataclass(slots=True)
-class Draft:
+class DraftStep:
     """A step before its buffers have slots; see ``native.ragged.RaggedStep``."""
 
     way: int
     op: int
-    out: Value
-    reads: list[Value | None]
+    out: RaggedValue
+    reads: list[RaggedValue | None]
     width: int
     kind: int
     times: int
@@ -213,9 +213,9 @@ class Draft:
 
 @final
 @dataclass(slots=True)
-class Drafts:
+class WayOfSteps:
     """The steps of one way, and what has been made for it already."""
 
-    steps: list[Draft] = field(default_factory=list)
-    spread: dict[Value, Value] = field(default_factory=dict)
-    held: dict[int, Value] = field(default_factory=dict)
+    steps: list[DraftStep] = field(default_factory=list)
+    spread: dict[RaggedValue, RaggedValue] = field(default_factory=dict)
+    held: dict[int, RaggedValue] = field(default_factory=dict)
