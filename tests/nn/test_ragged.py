@@ -375,12 +375,16 @@ def _learned(graph: gt.Graph, active: int, every: int) -> Mapping[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize(("active", "every"), [(8, 8), (24, 24), (24, 6)])
+@pytest.mark.parametrize(
+    ("active", "every", "light"), [(8, 8, 512), (24, 24, 512), (24, 6, 512), (24, 6, 0)]
+)
 @pytest.mark.usefixtures("soon")
 def test_a_loop_learns_the_same_by_programs(
-    active: int, every: int, monkeypatch: pytest.MonkeyPatch
+    active: int, every: int, light: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where rows of several updates go by one firing, and where calls have too many rows."""
     _needs_kernels()
+    monkeypatch.setattr(choice, "MOST_LIGHT", light)
     computed = []
     true = RaggedProgram.backward
 
@@ -403,7 +407,7 @@ def test_a_loop_learns_the_same_by_programs(
 
 
 @pytest.mark.usefixtures("soon")
-def test_settings_that_change_bring_autograd_back() -> None:
+def test_settings_that_change_bring_autograd_back(monkeypatch: pytest.MonkeyPatch) -> None:
     class Scaled(_First):
         def __init__(self) -> None:
             super().__init__()
@@ -420,6 +424,8 @@ def test_settings_that_change_bring_autograd_back() -> None:
     for _ in range(4):
         kernel.record(inputs, inside)
     assert kernel.replaced and kernel.apart
+    monkeypatch.setattr(choice, "MOST_LIGHT", 1)
+    assert kernel.replaced and not kernel.apart
     module.gain = 2.0
     (y,), _ = kernel.record(inputs, inside)
     assert not kernel.replaced and "settings" in experience.story

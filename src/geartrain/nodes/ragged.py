@@ -62,6 +62,11 @@ class AbstractRaggedChoice(ABC):
 
     @property
     @abstractmethod
+    def light(self) -> bool:
+        """Whether a call has so few rows that those of several updates are best taken together."""
+
+    @property
+    @abstractmethod
     def undecided(self) -> bool:
         """Whether it still looks on."""
 

@@ -46,6 +46,9 @@ log = logging.getLogger("geartrain.nn")
 
 MOST_KNOWN: Final = 128
 """Structures that are remembered; the oldest is forgotten."""
+MOST_LIGHT: Final = 512
+"""Rows of a call, on average, up to which those of several updates are taken together: of more,
+what products read of each update is copied for longer than a firing takes to begin."""
 _TURNS: Final = 8
 _FEW_TURNS: Final = 2
 _MOST_FUNCTIONS: Final = 16
@@ -187,6 +190,10 @@ class RaggedChoice(AbstractRaggedChoice):
     @property
     def program(self) -> AbstractRaggedProgram | None:
         return self._program
+
+    @property
+    def light(self) -> bool:
+        return self._done.rows <= MOST_LIGHT * self._done.firings
 
     @property
     def undecided(self) -> bool:

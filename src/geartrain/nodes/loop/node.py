@@ -159,7 +159,7 @@ class LoopNode(AbstractNode):
     @property
     def keeps_graphs(self) -> bool:
         return any(
-            isinstance(each.kernel, Remembering | RememberingRead) and not each.kernel.replaced
+            isinstance(each.kernel, Remembering | RememberingRead) and not each.kernel.apart
             for each in self._inner
         )
 
