@@ -127,7 +127,8 @@ class Remembering(AbstractKernel):
 
     @property
     def apart(self) -> bool:  # type: ignore[override]
-        return self._choice is not None and self.replaced and self._choice.light
+        choice = self._choice
+        return choice is not None and self.replaced and (not self._parameters or choice.light)
 
     @property
     def remembers(self) -> bool:  # type: ignore[override]
@@ -328,7 +329,8 @@ class RememberingRead(ReadAgain):
     @property
     def apart(self) -> bool:
         """Whether gradients of several updates may come in one call."""
-        return self._choice is not None and self.replaced and self._choice.light
+        choice = self._choice
+        return choice is not None and self.replaced and (not self._parameters or choice.light)
 
     def forward(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Payload]:
         found = self._computed(inputs, memory)
