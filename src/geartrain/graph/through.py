@@ -34,7 +34,7 @@ from geartrain.graph.sample_rows import SampleRows
 from geartrain.nodes.call import Call, arguments, as_payload
 from geartrain.nodes.casts import Cast, around
 from geartrain.nodes.chance import generators_kept
-from geartrain.nodes.choice import AbstractChoice, Experience, choice_of
+from geartrain.nodes.choice import UNDECIDED, AbstractChoice, Experience, choice_of
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import (
     AbstractKernel,
@@ -53,6 +53,7 @@ from geartrain.nodes.memory import (
 from geartrain.nodes.method import called_by, weights_of
 from geartrain.nodes.node import AbstractNode, Place
 from geartrain.nodes.payload import Recompute, RowNode
+from geartrain.nodes.ragged import AbstractRaggedChoice, RaggedModule, ragged_choice_of
 from geartrain.nodes.readout import ReadoutNode
 from geartrain.nodes.remembering import Remembering, RememberingRead
 from geartrain.nodes.stage import GraphNode
@@ -249,8 +250,22 @@ class Through(AbstractOperator):
         if precision == "bf16":
             call = replace(call, function=Cast(self.function))
         own = self._memory_kernel() if precision == "full" else None
-        any_module = RememberingRead if self.keep == "auto" else ReadAgain
-        return call, own or any_module(call.function, self.parameters, len(call.read))
+        if own is not None:
+            return call, own
+        columns = len(call.read)
+        if self.keep != "auto":
+            return call, ReadAgain(call.function, self.parameters, columns)
+        choice = self._ragged_choice(precision)
+        return call, RememberingRead(call.function, self.parameters, columns, choice)
+
+    def _ragged_choice(self, precision: Precision) -> AbstractRaggedChoice | None:
+        """Who looks for a program of a module that sees more than rows apart."""
+        if precision != "full":
+            return None
+        call = self.call
+        return ragged_choice_of(
+            RaggedModule(self.name, self.function, len(call.read), call.pool, self.experience)
+        )
 
     def computed(
         self, weights: AbstractWeights | None, precision: Precision, *, ends: bool = False
@@ -286,7 +301,11 @@ class Through(AbstractOperator):
                 )
             kernel = derived_kernel(self.name, self.function)
         if kernel is None and keep == "auto" and call.inside:
-            return call, Remembering(function, self.parameters), None
+            return (
+                call,
+                Remembering(function, self.parameters, self._ragged_choice(precision)),
+                None,
+            )
         if kernel is None:
             again, choice = Recompute(function, self.parameters), None
             if self._chooses():
@@ -315,6 +334,8 @@ class Through(AbstractOperator):
         if self.memory is not None:
             if self._memory_kernel() is not None:
                 return "activations"
+            if self.experience.story != UNDECIDED and self.keep == "auto":
+                return f"auto: {self.experience.story}"
             whole = "auto: autograd's graph of a call where a loop runs whole, or runs again"
             return whole if self.keep == "auto" else self.keep
         if self.use is not None or self.keep in ("inputs", "graph") or self._kernel() is not None:
@@ -324,6 +345,8 @@ class Through(AbstractOperator):
         if self._keeps_masks():
             return "auto: derived, for the mask"
         if self.call.inside:
+            if self.experience.story != UNDECIDED:
+                return f"auto: {self.experience.story}"
             return "auto: autograd's graph of a firing, or runs again"
         story = self.experience.story if self._chooses() else "runs again"
         return f"auto: {story}"

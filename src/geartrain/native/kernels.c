@@ -7,6 +7,7 @@
  *     sums.inc      gradients of weights from what waits for a step
  *     fused.inc     derived programs
  *     calls.inc     many calls of them in one, with rows that lie in buffers of values
+ *     ragged.inc    those over rows of several kinds
  *     attend.inc    rows that read a memory
  *     tiles.inc, packing.inc, short.inc  matrix products; their operands, also in bfloat16
  *     bf16.inc      rows in bfloat16

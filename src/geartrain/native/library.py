@@ -68,6 +68,7 @@ _TYPED: Final[Mapping[str, Arguments]] = {
     "fused_pack": (_N, _N, _N, _P, _P),
     "calls_forward": (_N, _P, _P, _N, _N),
     "calls_backward": (_N, _P, _P, _P, _N, _N),
+    "ragged_run": (_N, BYTES, _N, _N, BYTES, _N, BYTES, BYTES, BYTES, _N),
     "square_sum": (BYTES, _N, _P),
     "scale_all": (BYTES, _N, _R),
     "sum_gradients": (BYTES, _N, _P),
@@ -85,6 +86,7 @@ _NOT_SHORT: Final = frozenset(  # losses and weights are float32
     (
         *("map_forward", "map_backward", "attend_forward", "attend_backward"),
         *("fused_run", "fused_pack", "calls_forward", "calls_backward"),
+        "ragged_run",
         *("cross_entropy", "square_sum", "scale_all"),
         *("sum_gradients", "sum_by_id", "multiply_sums"),
         *("adam", "adagrad"),

@@ -9,12 +9,14 @@ from geartrain.nn.cells import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.nn.derived import DerivedKernel
 from geartrain.nn.dropout import RowDropout
 from geartrain.nn.kernels import register_torch_checks, register_torch_kernels
+from geartrain.nn.ragged.choice import RaggedChoice
 from geartrain.nn.residual import PooledHead, ResidualBlock, residual_network
 from geartrain.nn.sequential import BundleSequential
 from geartrain.nn.shapes import MessagePassing, Recurrent, Tree, first_states
 from geartrain.nn.transformer import DecoderBlock, TokenEmbedding, TokenReadout, decoder
 from geartrain.nodes.choice import register_choice
 from geartrain.nodes.kernel import register_derivation
+from geartrain.nodes.ragged import register_ragged_choice
 from geartrain.pipeline.critic import LocalCritic, RowLoss, teach_critics
 from geartrain.whole.graph.cell import GatedGraphCell, GatedSum
 from geartrain.whole.graph.choice import VertexChoice, choice_accuracy, choice_loss
@@ -25,6 +27,7 @@ register_torch_kernels()
 register_torch_checks()
 register_derivation(DerivedKernel)
 register_choice(MeasuredChoice)
+register_ragged_choice(RaggedChoice)
 
 __all__ = [
     "AdditiveAttention",

@@ -44,7 +44,22 @@ def derive(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Cut:
             raise GraphError(f"{type(error).__name__}: {reason}") from error
 
 
-def _learns(x: Tensor) -> bool:
+def own_copy(function: Callable[..., Any], operands: Operands) -> Callable[..., Any]:
+    """A module of its own for a trace, with the same tensors."""
+    if not isinstance(function, nn.Module):
+        return function
+    memo: dict[int, Any] = {id(x): x for x in operands.tensors()}
+    for inner in function.modules():
+        memo |= {id(x): x for x in vars(inner).values() if isinstance(x, Tensor)}
+    own = copy.deepcopy(function, memo)
+    for inner in own.modules():
+        if isinstance(inner, nn.Embedding | nn.EmbeddingBag):
+            inner.sparse = False  # a tracer knows dense tensors; Program adds rows
+    return own
+
+
+def learns(x: Tensor) -> bool:
+    """Whether it is differentiated."""
     # Frozen ones too: they may be thawed, and what is kept for them costs little.
     return isinstance(x, nn.Parameter) and x.is_floating_point()
 
@@ -59,24 +74,16 @@ class _Derivation:
 
     def __init__(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
         self._operands = Operands(function)
-        self._own = function
-        if isinstance(function, nn.Module):
-            memo: dict[int, Any] = {id(x): x for x in self._operands.tensors()}
-            for inner in function.modules():
-                memo |= {id(x): x for x in vars(inner).values() if isinstance(x, Tensor)}
-            self._own = copy.deepcopy(function, memo)
-            for inner in self._own.modules():
-                if isinstance(inner, nn.Embedding | nn.EmbeddingBag):
-                    inner.sparse = False  # a tracer knows dense tensors; Program adds rows
-        self._samples = _sample(inputs, SIZES[0]), _sample(inputs, SIZES[1])
+        self._own = own_copy(function, self._operands)
+        self._samples = sample(inputs, SIZES[0]), sample(inputs, SIZES[1])
 
     def cut(self) -> Cut:
         tensors = self._operands.tensors()
-        learns = [_learns(x) for x in tensors]
+        learned = [learns(x) for x in tensors]
         # Copies, as a module may write into its buffers, or into a table (max_norm).
         operands = [x.detach().clone() for x in tensors]
         structure = Structure(self._own)
-        parts = split(self._call, operands, learns, self._samples)
+        parts = split(self._call, operands, learned, self._samples)
         if structure.now() != structure.settings:
             raise RestlessError("its forward changes attributes of the module")
         with torch.no_grad():
@@ -110,9 +117,9 @@ class _Derivation:
             if not parts.draws:
                 whole.append(self._by_autograd(outputs, dys, inputs))
                 few = program.forward(tuple(x[:2] for x in inputs))[0]
-                _compare([y[:2] for y in outputs], few, "rows alone give other outputs")
+                compare([y[:2] for y in outputs], few, "rows alone give other outputs")
         for found in [*cut, *whole[:1]]:
-            _compare(whole[-1], found, "rows apart give other gradients than together")
+            compare(whole[-1], found, "rows apart give other gradients than together")
 
     def _backward(
         self,
@@ -140,13 +147,13 @@ class _Derivation:
     def _by_autograd(
         self, outputs: Payload, dys: tuple[Tensor | None, ...], inputs: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        operands = [x.detach().clone().requires_grad_(_learns(x)) for x in self._operands.tensors()]
+        operands = [x.detach().clone().requires_grad_(learns(x)) for x in self._operands.tensors()]
         leaves = [
             x.detach().clone().requires_grad_() if x.is_floating_point() else x for x in inputs
         ]
         with torch.enable_grad():
             ys = self._call(operands, [x.clone() for x in leaves])
-        _compare([y.detach() for y in ys], outputs, "the trace gives other outputs")
+        compare([y.detach() for y in ys], outputs, "the trace gives other outputs")
         pairs = [(y, d) for y, d in zip(ys, dys, strict=True) if y.requires_grad]
         everything = [*leaves, *operands]
         wanted = [x for x in everything if x.requires_grad]
@@ -163,7 +170,7 @@ class _Derivation:
 _ORDERS = ([[3, 0], [4, 2, 1]], [[4, 3, 2, 1], [0]])
 
 
-def _sample(inputs: Sequence[Tensor], n: int) -> list[Tensor]:
+def sample(inputs: Sequence[Tensor], n: int) -> list[Tensor]:
     """n rows like these, no two of them the same."""
     generator = torch.Generator().manual_seed(n)
     found = []
@@ -177,7 +184,10 @@ def _sample(inputs: Sequence[Tensor], n: int) -> list[Tensor]:
     return found
 
 
-def _compare(expected: Sequence[Tensor | None], found: Sequence[Tensor | None], what: str) -> None:
+def compare(expected: Sequence[Tensor | None], found: Sequence[Tensor | None], what: str) -> None:
+    """Raises:
+    GraphError: They differ by more than rounding.
+    """
     for a, b in zip(expected, found, strict=True):
         if a is None and b is None:
             continue

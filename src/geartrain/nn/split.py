@@ -133,7 +133,7 @@ def split(
     if not tangents or not (wanted or any(learns)):
         raise GraphError("it has no gradient: its outputs, or all that it reads, are integers")
     traces = [
-        _trace(function, operands, learns, inputs, [torch.ones_like(y[j]) for j in tangents])
+        trace(function, operands, learns, inputs, [torch.ones_like(y[j]) for j in tangents])
         for inputs, y in zip(samples, outputs, strict=True)
     ]
     return _Cut(traces, len(operands), len(samples[0]), len(outputs[0]), tangents).split(
@@ -141,7 +141,7 @@ def split(
     )
 
 
-def _trace(
+def trace(
     function: Function,
     operands: Sequence[Tensor],
     learns: Sequence[bool],

@@ -32,18 +32,18 @@ def convert(places: Places, x: fx.Node) -> None:
     if target in _WAYS:
         _WAYS[target](places, x)
         return
-    if target not in _NUMBERS and target not in _ONE and target not in _TWO:
+    if target not in NUMBERS and target not in ONE and target not in TWO:
         raise Refused
     args: Any = x.args
     if x.kwargs and dict(x.kwargs) != {"approximate": "none"}:
         raise Refused
-    if target in _ONE and len(args) == 1:
-        places.step(x, _ONE[target], [args[0]])
-    elif target in _NUMBERS and isinstance(args[1], (int, float)) and len(args) == 2:
-        op, number = _NUMBERS[target](float(args[1]))
+    if target in ONE and len(args) == 1:
+        places.step(x, ONE[target], [args[0]])
+    elif target in NUMBERS and isinstance(args[1], (int, float)) and len(args) == 2:
+        op, number = NUMBERS[target](float(args[1]))
         places.step(x, op, [args[0]], number)
-    elif target in _TWO and len(args) == 2:
-        places.step(x, _TWO[target], args)
+    elif target in TWO and len(args) == 2:
+        places.step(x, TWO[target], args)
     else:
         raise Refused
 
@@ -388,7 +388,7 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     aten.pow.Tensor_Scalar: _power,
     aten.expand.default: _expand,
 }
-_ONE: Final[Mapping[Any, Op]] = {
+ONE: Final[Mapping[Any, Op]] = {
     aten.neg.default: Op.NEG,
     aten.exp.default: Op.EXP,
     aten.sigmoid.default: Op.SIGMOID,
@@ -397,14 +397,14 @@ _ONE: Final[Mapping[Any, Op]] = {
     aten.gelu.default: Op.GELU,
     aten.silu.default: Op.SILU,
 }
-_NUMBERS: Final[Mapping[Any, Callable[[float], tuple[Op, float]]]] = {
+NUMBERS: Final[Mapping[Any, Callable[[float], tuple[Op, float]]]] = {
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), lambda v: (Op.ADD_NUMBER, v)),
     **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), lambda v: (Op.ADD_NUMBER, -v)),
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), lambda v: (Op.TIMES_NUMBER, v)),
     **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), lambda v: (Op.TIMES_NUMBER, 1 / v)),
     aten.rsub.Scalar: lambda v: (Op.NUMBER_LESS, v),
 }
-_TWO: Final[Mapping[Any, Op]] = {
+TWO: Final[Mapping[Any, Op]] = {
     aten.add.Tensor: Op.ADD,
     aten.sub.Tensor: Op.SUB,
     aten.mul.Tensor: Op.MUL,

@@ -5,6 +5,8 @@ of a firing, while it is of use.
     backward  all rows of one firing, the same θ ─► its graph
               some of them, or θ has changed     ─► f runs again, from x
 
+    or, where one has been found faster, a program in place of f and its graph
+
 Bundles that went through a module together mostly come back together, as what waits is taken as a
 whole. To run the module again is then a third of all its work.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,7 @@ from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel, gathered
 from geartrain.nodes.memory import ReadAgain, Recalled
 from geartrain.nodes.payload import Recompute
+from geartrain.nodes.ragged import AbstractRaggedChoice, AbstractRaggedProgram
 
 MOST_GRAPHS: Final = 64
 """Firings whose graphs are kept; those before them run again."""
@@ -59,21 +62,49 @@ def versions_of(parameters: Sequence[nn.Parameter]) -> tuple[tuple[int, int], ..
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedCall:
+    """One firing that a program has computed.
+
+    Args:
+        program: It.
+        kept: What it wants on the way back.
+        rows: How many went in.
+        seen: Of the weights.
+    """
+
+    program: AbstractRaggedProgram
+    kept: Any
+    rows: int
+    seen: tuple[tuple[int, int], ...]
+
+
+Recorded: TypeAlias = RecordedGraph | RecordedCall
+
+
+@final
 class Remembering(AbstractKernel):
     """Keeps the inputs, and autograd's graph of whole firings beside them.
 
-    Gradients are those of ``Recompute``, to which it leaves what a graph cannot answer.
+    Gradients are those of ``Recompute``, to which it leaves what a graph cannot answer. Where a
+    program has been found faster than autograd, it takes its place.
 
     Args:
         function: The module.
         parameters: Its weights.
+        choice: Looks for a program; None: nobody does.
     """
 
-    def __init__(self, function: Callable[..., Any], parameters: Sequence[nn.Parameter]) -> None:
-        self._function = function
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        parameters: Sequence[nn.Parameter],
+        choice: AbstractRaggedChoice | None = None,
+    ) -> None:
+        self._function, self._choice = function, choice
         self._parameters = [p for p in parameters if p.requires_grad]
         self._again = Recompute(function, parameters)
-        self._graphs: OrderedDict[int, RecordedGraph] = OrderedDict()
+        self._graphs: OrderedDict[int, Recorded] = OrderedDict()
         self._next = 0
         self._wasted = 0
         self.used = 0
@@ -85,8 +116,23 @@ class Remembering(AbstractKernel):
         return self._parameters
 
     @property
+    def replaced(self) -> bool:
+        """Whether a program computes in place of autograd."""
+        return self._choice is not None and self._choice.program is not None
+
+    def look(self, inputs: Payload, inside: Inside | None) -> None:
+        """Autograd computes these rows for somebody else: a program is looked for."""
+        if self._choice is not None and self._choice.undecided and inside is not None:
+            self._choice.inside(inputs, inside)
+
+    @property
+    def apart(self) -> bool:  # type: ignore[override]
+        choice = self._choice
+        return choice is not None and self.replaced and (not self._parameters or choice.light)
+
+    @property
     def remembers(self) -> bool:  # type: ignore[override]
-        return self._wasted < PATIENCE
+        return self.replaced or self._wasted < PATIENCE
 
     def evaluate(self, inputs: Payload, inside: Inside | None = None) -> Payload:
         return self._again.evaluate(inputs, inside)
@@ -105,9 +151,7 @@ class Remembering(AbstractKernel):
             self._wasted += 1
         return outputs, (*inputs, tickets)
 
-    def record(
-        self, inputs: Payload, inside: Inside | None
-    ) -> tuple[Payload, RecordedGraph | None]:
+    def record(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, Recorded | None]:
         """Outputs, and the graph of them, which whoever asks keeps; ``answer`` takes it back.
 
         The graph is None if none is to be kept.
@@ -118,7 +162,7 @@ class Remembering(AbstractKernel):
 
     def answer(
         self,
-        graph: RecordedGraph | None,
+        graph: Recorded | None,
         gradients: Gradient,
         inputs: Payload,
         rows: IntArray | None,
@@ -135,14 +179,42 @@ class Remembering(AbstractKernel):
             into: Gets the gradients of the parameters.
             inside: Of the bundles that have come back.
         """
-        if graph is None or rows is not None or graph.seen != self._seen():
+        mixed = isinstance(graph, RecordedGraph) and into.of_several
+        if graph is None or rows is not None or mixed or graph.seen != self._seen():
             self._wasted += graph is not None
-            return self._again.backward(gradients, inputs, rows, into, inside)
+            return self._once_more(gradients, inputs, rows, into, inside)
         self.used += 1
         self._wasted = max(self._wasted - 1, 0)
         return self._back(graph, gradients, into)
 
-    def _run(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, RecordedGraph]:
+    def _once_more(
+        self,
+        gradients: Gradient,
+        inputs: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        """Compute these rows again, for their gradient."""
+        program = None if self._choice is None else self._choice.program
+        if program is None or inside is None:
+            return self._again.backward(gradients, inputs, rows, into, inside, wanted=wanted)
+        _, kept = program.inside(gathered(inputs, rows), inside)
+        return program.backward(kept, gradients, into, None)
+
+    def _run(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, Recorded]:
+        if self._choice is not None and inside is not None:
+            program = self._choice.inside(inputs, inside)
+            if program is not None:
+                try:
+                    outputs, kept = program.inside(inputs, inside)
+                except IndexError:  # which the module itself will tell of, if it is one
+                    self._choice.give_up("it asks for rows in another way")
+                else:
+                    call = RecordedCall(program, kept, inputs[0].shape[0], self._seen())
+                    return own_integers(outputs), call
         # Not ``detach``: rows of a store lie beside others that are written to meanwhile.
         leaves = tuple([x.data.requires_grad_() if x.is_floating_point() else x for x in inputs])
         with torch.enable_grad():
@@ -150,7 +222,9 @@ class Remembering(AbstractKernel):
         graph = RecordedGraph(leaves, outputs, inputs[0].shape[0], self._seen())
         return own_integers(tuple([y.detach() for y in outputs])), graph
 
-    def _back(self, graph: RecordedGraph, gradients: Gradient, into: GradientSum) -> Gradient:
+    def _back(self, graph: Recorded, gradients: Gradient, into: GradientSum) -> Gradient:
+        if isinstance(graph, RecordedCall):
+            return graph.program.backward(graph.kept, gradients, into, None)
         asked = [x for x in graph.leaves if x.requires_grad]
         found = differentiate(graph.outputs, gradients, [*asked, *self._parameters])
         for parameter, d in zip(self._parameters, found[len(asked) :], strict=True):
@@ -173,11 +247,12 @@ class Remembering(AbstractKernel):
         numbers = distinct((tickets >> _SHIFT).numpy()).tolist() if tickets.is_cpu else []
         graphs = [self._graphs.pop(number, None) for number in numbers]
         order = None
-        if len(graphs) == 1 and graphs[0] is not None:
-            order = self._order(graphs[0], tickets, gradients, inside)
+        mixed = into.of_several and any(isinstance(g, RecordedGraph) for g in graphs)
+        if len(graphs) == 1 and graphs[0] is not None and not mixed:
+            order = self._order(graphs[0], tickets, gradients, inside, into)
         if order is None:
             self._wasted += sum(graph is not None for graph in graphs)
-            return self._again.backward(gradients, kept[:-1], rows, into, inside, wanted=wanted)
+            return self._once_more(gradients, kept[:-1], rows, into, inside, wanted=wanted)
         self.used += 1
         self._wasted = max(self._wasted - 1, 0)
         graph, places, came = graphs[0], *order
@@ -187,7 +262,12 @@ class Remembering(AbstractKernel):
         return tuple([d if d is None or came is None else d[places] for d in back])
 
     def _order(
-        self, graph: RecordedGraph, tickets: Tensor, gradients: Gradient, inside: Inside | None
+        self,
+        graph: Recorded,
+        tickets: Tensor,
+        gradients: Gradient,
+        inside: Inside | None,
+        into: GradientSum,
     ) -> tuple[Tensor, Tensor | None] | None:
         """Where rows that came back were in the firing, and an order of the gradients that is that
         of its outputs; None for that: they are in order. None: the graph cannot answer.
@@ -195,6 +275,8 @@ class Remembering(AbstractKernel):
         if tickets.numel() != graph.rows or graph.seen != self._seen():
             return None
         places = tickets & ((1 << _SHIFT) - 1)
+        if into.of_several and not bool((places[1:] > places[:-1]).all()):
+            return None  # updates are told in the order of the rows that came
         if bool((places[1:] > places[:-1]).all()):
             return places, None
         if all(g is None or g.shape[0] == graph.rows for g in gradients):
@@ -213,22 +295,90 @@ class RememberingRead(ReadAgain):
     """For a module that reads a memory: the graph of a call, where whoever calls keeps it.
 
     A loop that runs whole takes its calls back as they were made, so nothing runs twice. Elsewhere
-    it is what it extends, with the same arguments.
+    it is what it extends, with the same arguments. Where a program has been found faster than
+    autograd, it takes its place everywhere.
+
+    Args:
+        function, parameters, columns: As of what it extends.
+        choice: Looks for a program; None: nobody does.
     """
 
     used = 0
     """Calls that were answered by their graphs."""
 
-    def record(self, inputs: Payload, memory: Recalled) -> tuple[Payload, RecordedGraph]:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        parameters: Sequence[nn.Parameter],
+        columns: int,
+        choice: AbstractRaggedChoice | None = None,
+    ) -> None:
+        super().__init__(function, parameters, columns)
+        self._choice = choice
+
+    @property
+    def replaced(self) -> bool:
+        """Whether a program computes in place of autograd."""
+        return self._choice is not None and self._choice.program is not None
+
+    def look(self, inputs: Payload, recalled: Callable[[], Recalled]) -> None:
+        """Autograd computes these rows for somebody else: a program is looked for."""
+        if self._choice is not None and self._choice.undecided:
+            self._choice.memory(inputs, recalled())
+
+    @property
+    def apart(self) -> bool:
+        """Whether gradients of several updates may come in one call."""
+        choice = self._choice
+        return choice is not None and self.replaced and (not self._parameters or choice.light)
+
+    def forward(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Payload]:
+        found = self._computed(inputs, memory)
+        return super().forward(inputs, memory) if found is None else (found[0], inputs)
+
+    def backward(
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        memory: Recalled,
+        into: GradientSum,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        program = None if self._choice is None else self._choice.program
+        if program is None:
+            return super().backward(gradients, kept, memory, into, wanted=wanted)
+        _, left = program.memory(kept, memory)
+        return program.backward(left, gradients, into, memory)
+
+    def record(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Recorded]:
         """Outputs, and the graph of them, which ``answer`` takes back."""
+        n, seen = inputs[0].shape[0], versions_of(self._parameters)
+        found = self._computed(inputs, memory)
+        if found is not None:
+            outputs, kept, program = found
+            return outputs, RecordedCall(program, kept, n, seen)
         leaves, outputs = self.run(inputs, memory)
-        n = inputs[0].shape[0]
-        graph = RecordedGraph(leaves, outputs, n, versions_of(self._parameters))
+        graph = RecordedGraph(leaves, outputs, n, seen)
         return own_integers(tuple([y.detach() for y in outputs])), graph
+
+    def _computed(
+        self, inputs: Payload, memory: Recalled
+    ) -> tuple[Payload, Any, AbstractRaggedProgram] | None:
+        """Outputs, what is kept, and the program that has computed them; None: there is none."""
+        program = None if self._choice is None else self._choice.memory(inputs, memory)
+        if program is None or self._choice is None:
+            return None
+        try:
+            outputs, kept = program.memory(inputs, memory)
+        except IndexError:  # which the module itself will tell of, if it is one
+            self._choice.give_up("it asks for rows in another way")
+            return None
+        return own_integers(outputs), kept, program
 
     def answer(
         self,
-        graph: RecordedGraph,
+        graph: Recorded,
         gradients: Gradient,
         inputs: Payload,
         rows: IntArray | None,
@@ -245,7 +395,10 @@ class RememberingRead(ReadAgain):
             memory: What these rows read.
             into: Gets the gradients of the parameters.
         """
-        if rows is not None or graph.seen != versions_of(self._parameters):
+        mixed = isinstance(graph, RecordedGraph) and into.of_several
+        if rows is not None or mixed or graph.seen != versions_of(self._parameters):
             return self.backward(gradients, gathered(inputs, rows), memory, into)
         self.used += 1
+        if isinstance(graph, RecordedCall):
+            return graph.program.backward(graph.kept, gradients, into, memory)
         return self.back(graph.leaves, len(inputs), graph.outputs, gradients, memory, into)

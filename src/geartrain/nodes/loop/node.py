@@ -155,7 +155,10 @@ class LoopNode(AbstractNode):
 
     @property
     def keeps_graphs(self) -> bool:
-        return any(isinstance(each.kernel, Remembering | RememberingRead) for each in self._inner)
+        return any(
+            isinstance(each.kernel, Remembering | RememberingRead) and not each.kernel.apart
+            for each in self._inner
+        )
 
     def lengths(self, batch: Forward | Backward) -> IntArray | None:
         if isinstance(batch, Forward):

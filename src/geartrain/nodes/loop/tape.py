@@ -14,6 +14,7 @@ have moved, the graph is thrown away and each call goes back by itself, from wha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, final
 
 import numpy as np
@@ -97,7 +98,7 @@ def _running(
 ) -> AbstractRunsAgain | None:
     """The kernel, if it runs the module as it is, and nobody has asked for its inputs alone."""
     if isinstance(kernel, Remembering | RememberingRead):
-        return kernel
+        return None if kernel.replaced else kernel
     return kernel if isinstance(kernel, Recompute) and inner.choice is not None else None
 
 
@@ -215,27 +216,26 @@ class Tape:
             GraphError: A module has written over its input.
         """
         own = tuple([x.detach() for x in inputs])
-        memory, runs = None, _running(kernel, inner) is not None
+        runs = _running(kernel, inner) is not None
         if runs:
             versions = [x._version for x in inputs]
             if isinstance(kernel, RememberingRead):
+                state, lengths = called.rows.state, called.lengths
+                kernel.look(own, partial(inner.recalled, state, lengths))
                 outputs = as_payload(kernel.called(inputs, *self._recalled(inner, called)))
             else:
+                if isinstance(kernel, Remembering):
+                    kernel.look(own, inside)
                 outputs = as_payload(run_module(inner.call.function, inputs, inside))
             if [x._version for x in inputs] != versions:
                 raise GraphError(
                     f"'{inner.name}' writes over its input, which others of its loop may still "
                     "read; begin it with an operation that is not in place (inplace=False)"
                 )
-            outputs, residuals = own_integers(outputs), own
+            outputs, kept = own_integers(outputs), KeptCall(kernel, own, None, inside)
         else:
             with torch.no_grad():
-                if isinstance(kernel, AbstractMemoryKernel):
-                    memory = inner.recalled(called.rows.state, called.lengths)
-                    outputs, residuals = kernel.forward(own, memory)
-                else:
-                    outputs, residuals = kernel.forward(own, inside)
-        kept = KeptCall(kernel, residuals, memory, inside)
+                outputs, kept = _computed(inner, kernel, own, called, inside)
         picked = None if runs else _picked(outputs, own, inputs)
         if picked is not None:
             outputs = picked
@@ -362,6 +362,28 @@ class Tape:
         at = block.at(handles)
         assert at is not None
         return block.rows(at)
+
+
+def _computed(
+    inner: Inner,
+    kernel: AbstractKernel | AbstractMemoryKernel,
+    inputs: Payload,
+    called: Called,
+    inside: Inside | None,
+) -> tuple[Payload, KeptCall]:
+    """What a kernel that is not autograd's makes of a call, and what it keeps."""
+    if isinstance(kernel, AbstractMemoryKernel):
+        memory = inner.recalled(called.rows.state, called.lengths)
+        if isinstance(kernel, RememberingRead):
+            outputs, graph = kernel.record(inputs, memory)
+            return outputs, KeptCall(kernel, inputs, memory, None, graph)
+        outputs, residuals = kernel.forward(inputs, memory)
+        return outputs, KeptCall(kernel, residuals, memory)
+    if isinstance(kernel, Remembering):
+        outputs, recorded = kernel.record(inputs, inside)
+        return outputs, KeptCall(kernel, inputs, None, inside, recorded)
+    outputs, residuals = kernel.forward(inputs, inside)
+    return outputs, KeptCall(kernel, residuals, None, inside)
 
 
 def _picked(outputs: Payload, own: Payload, inputs: Payload) -> Payload | None:

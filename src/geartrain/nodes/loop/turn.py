@@ -24,7 +24,7 @@ from geartrain.nodes.loop.tensors import AbstractTensors
 from geartrain.nodes.loop.values import AbstractValue
 from geartrain.nodes.memory import AbstractMemoryKernel, Held, Recalled
 from geartrain.nodes.node import Place
-from geartrain.nodes.remembering import RecordedGraph, Remembering, RememberingRead
+from geartrain.nodes.remembering import Recorded, Remembering, RememberingRead
 from geartrain.nodes.weights import AbstractWeights
 
 Got: TypeAlias = dict[str, list[IntArray]]
@@ -98,7 +98,7 @@ class KeptCall:
     residuals: Payload
     memory: Recalled | None = None
     inside: Inside | None = None
-    graph: RecordedGraph | None = None
+    graph: Recorded | None = None
 
     def backward(
         self,

@@ -1,0 +1,144 @@
+"""Programs over rows of several kinds in C: one call for all of their steps.
+
+rows of a module ─► steps of ``fused`` ─► rows
+      │ ▲
+spread, │ summed over, by number
+      ▼ │
+members of bundles, edges ─► steps ─► ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, auto
+from struct import Struct, pack
+from typing import Final, final
+
+import torch
+
+from geartrain.errors import ProtocolError
+from geartrain.native import library
+from geartrain.native.fused import Op, Step
+
+_ENTRIES: Final = 4096
+
+
+class Way(IntEnum):
+    """How a step leads from rows to rows; in the order of ragged.inc."""
+
+    PLAIN = 0
+    TAKE = auto()
+    ADD_AT = auto()
+    TAKE_INSIDE = auto()
+    ADD_INSIDE = auto()
+    SPREAD = auto()
+    SUM_OVER = auto()
+    SOFT = auto()
+    SOFT_BACK = auto()
+    LOG_SOFT = auto()
+    LOG_SOFT_BACK = auto()
+    DOT = auto()
+    SUM_TIMES = auto()
+    MOVE = auto()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RaggedStep:
+    """One step.
+
+    Args:
+        way: How it leads from rows to rows.
+        step: What it reads and writes.
+        kind, times: It is done for so many times the rows of that kind.
+        source, source_times: Whose rows the index names.
+        index: Slot of row numbers, or -1.
+        ends: Slot of where bundles begin and end, or -1.
+        cells: Slot of where members lie in a memory, or of where rows are added to, or -1.
+    """
+
+    way: Way
+    step: Step
+    kind: int
+    times: int = 1
+    source: int = 0
+    source_times: int = 1
+    index: int = -1
+    ends: int = -1
+    cells: int = -1
+
+    def packed(self) -> bytes:
+        """As C has it."""
+        words = (self.way, self.kind, self.times, self.source, self.source_times, self.index)
+        return pack("8q", *words, self.ends, self.cells) + self.step.packed()
+
+
+@final
+class RaggedSteps:
+    """A program.
+
+    Args:
+        steps: In order.
+        room: By slot the entries that it has in between for a row of its kind; 0: the call says
+            where it lies.
+        kinds: By slot, the kind.
+        dtype: Of all but row numbers.
+        ends: The slot of where bundles begin and end, if their rows (kind 0) and members (kind 1)
+            are connected by nothing else; else -1.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[RaggedStep],
+        room: Sequence[int],
+        kinds: Sequence[int],
+        dtype: torch.dtype,
+        ends: int,
+    ) -> None:
+        self._steps, self._count = b"".join(s.packed() for s in steps), len(steps)
+        self._room, self._slots = pack(f"{len(room)}q", *room), len(room)
+        self._kinds, self._dtype, self._ends = pack(f"{len(kinds)}q", *kinds), dtype, ends
+        self._bases = Struct(f"{len(room)}q").pack
+        self._work = [0, 0, 0, 0]
+        for each in steps:
+            step, kind = each.step, each.kind
+            entries = step.width * (step.many if step.op is Op.PRODUCT else 4) * each.times
+            self._work[kind] += entries
+        plain = [s.step for s in steps if s.way is Way.PLAIN and s.step.op is not Op.PRODUCT]
+        self._block = max(1, _ENTRIES // max((s.width for s in plain), default=1))
+
+    def run(self, sizes: Sequence[int], addresses: Sequence[int]) -> None:
+        """Take rows through it.
+
+        Args:
+            sizes: How many of each kind.
+            addresses: By slot; 0 where there is room.
+
+        Raises:
+            ProtocolError: There are no native kernels.
+            IndexError: A row number is beyond its rows.
+            MemoryError: There is none.
+        """
+        native = library.current()
+        if native is None:
+            raise ProtocolError("a derived kernel has steps in C, and there are no native kernels")
+        if not self._count:
+            return
+        work = sum([n * each for n, each in zip(sizes, self._work, strict=True)])
+        bad = native.typed[self._dtype]["ragged_run"][work > library.SMALL_WORK](
+            self._count,
+            self._steps,
+            self._block,
+            len(sizes),
+            pack(f"{len(sizes)}q", *sizes),
+            self._slots,
+            self._bases(*addresses),
+            self._room,
+            self._kinds,
+            self._ends,
+        )
+        if bad > 0:
+            raise IndexError("index out of range: a row is asked for that is not there")
+        if bad:
+            raise MemoryError("no memory for what a derived kernel computes in between")

@@ -1,0 +1,357 @@
+"""A ragged trace on its way to steps: what is known of its nodes, and how steps are written."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from geartrain.native.fused import Op
+from geartrain.native.ragged import Way
+from geartrain.nn.places import Refused
+from geartrain.nn.ragged.values import (
+    BUNDLES,
+    HELD,
+    MEMBERS,
+    NO_ROWS,
+    PADDED,
+    TURNED,
+    Axes,
+    Buffer,
+    Constant,
+    CountedRows,
+    DraftStep,
+    HeldValue,
+    RaggedValue,
+    TraceCounts,
+    WayOfSteps,
+)
+from geartrain.nn.record import Trace, draws
+
+Known: TypeAlias = RaggedValue | Constant | HeldValue | CountedRows | list[Any] | None
+
+
+class AbstractLowering(ABC):
+    """A joint graph on its way; who derives from it knows the operators.
+
+    Args:
+        traces: At two sizes, of ``operands``, inputs and tangents.
+        counts: The sizes.
+        operands: How many.
+        given: Of each input what it is: a float of rows ("given"), a tensor of a memory ("held"),
+            a mask ("mask"), or integers ("ints").
+        segment: Which of the inputs numbers the bundle of each member, or None.
+        dtype: Of all numbers.
+
+    Attributes:
+        forward, back: Their steps.
+        ends: Where bundles begin and end.
+
+    Raises:
+        Refused: An operator has no steps.
+    """
+
+    def __init__(
+        self,
+        traces: tuple[Trace, Trace],
+        counts: TraceCounts,
+        operands: int,
+        given: Sequence[str],
+        segment: int | None,
+        dtype: torch.dtype,
+    ) -> None:
+        small, large = traces
+        self._counts, self._dtype = counts, dtype
+        self._shapes, self._constants = small.shapes, small.constants
+        self.nodes = list(small.graph.nodes)
+        others = list(large.graph.nodes)
+        if [(x.op, x.target) for x in self.nodes if x.op == "call_function"] != [
+            (x.op, x.target) for x in others if x.op == "call_function"
+        ]:
+            raise Refused("it computes otherwise for other numbers of rows")
+        if any(draws(x) for x in self.nodes):
+            raise Refused("chance has a part in it")
+        self._twin = dict(zip(self.nodes, others, strict=True))
+        self._large = large.shapes
+        places = [x for x in self.nodes if x.op == "placeholder"]
+        self.operands = places[:operands]
+        self.inputs = places[operands : operands + len(given)]
+        self.tangents = places[operands + len(given) :]
+        self._segment = None if segment is None else self.inputs[segment]
+        self.forward, self.back = WayOfSteps(), WayOfSteps()
+        self.ends = Buffer(BUNDLES, 1, role="ends")
+        self.cells = Buffer(MEMBERS, 1, role="cells")
+        self._ints: dict[fx.Node, Buffer] = {}
+        self._floats: dict[fx.Node, Buffer] = {}
+        self._weights: dict[tuple[int, bool], Buffer] = {}
+        self._held: dict[int, Buffer] = {}
+        self.values: dict[fx.Node, Known] = {}
+        self.of: dict[fx.Node, frozenset[int]] = {}
+        for k, x in enumerate(self.operands):
+            shape = self._shapes[x]
+            at = Buffer(NO_ROWS, math.prod(shape), role="operand", number=k)
+            self.values[x] = RaggedValue(at, 0, 0, NO_ROWS, 1, shape)
+        for k, (x, what) in enumerate(zip(self.inputs, given, strict=True)):
+            self.values[x] = self._input(x, k, what)
+        for k, x in enumerate(self.tangents):
+            at = Buffer(0, 0, True, "given", len(given) + k)
+            self.values[x] = self._whole(x, at)
+        for x in self.nodes:
+            own = {self.tangents.index(x)} if x in self.tangents else set()
+            self.of[x] = frozenset(own.union(*(self.of[s] for s in x.all_input_nodes)))
+            if x.op == "get_attr":
+                self.values[x] = self._constant(x)
+            elif x.op == "call_function":
+                self.convert(x)
+
+    def _input(self, x: fx.Node, k: int, what: str) -> Known:
+        if what == "mask":
+            return Constant(1.0)
+        if what == "held":
+            return HeldValue(k, self.like(x).tail)
+        if what == "ints":
+            return CountedRows(x)
+        return self._whole(x, Buffer(0, 0, False, "given", k))
+
+    def _whole(self, x: fx.Node, buffer: Buffer) -> RaggedValue:
+        like = self.like(x)
+        if x.meta.get("dtype") is not self._dtype or like.kind == NO_ROWS:
+            raise Refused(f"it is given {x.meta.get('dtype')}")
+        buffer.kind, buffer.entries = like.kind, like.times * like.width
+        return RaggedValue(buffer, 0, like.width, like.kind, like.times, like.tail)
+
+    def _constant(self, x: fx.Node) -> Known:
+        found = self._constants[str(x.target)]
+        return Constant(float(found)) if found.numel() == 1 else None
+
+    # What is known of nodes.
+
+    def like(self, x: fx.Node) -> Axes:
+        """Its axes."""
+        return self._counts.like(self._shapes[x], self._large[self._twin[x]])
+
+    def late(self, x: fx.Node) -> bool:
+        """Whether it depends on a tangent."""
+        return bool(self.of[x])
+
+    def drafts(self, *, late: bool) -> WayOfSteps:
+        return self.back if late else self.forward
+
+    def ints_of(self, x: fx.Node) -> tuple[fx.Node, Axes] | None:
+        """What integers are made of, without views, and its axes; None: they are no row numbers."""
+        found = self.values.get(x)
+        return (found.node, self.like(found.node)) if isinstance(found, CountedRows) else None
+
+    def ints(self, node: fx.Node) -> Buffer:
+        """Row numbers, for an index."""
+        found = self._ints.get(node)
+        if found is None:
+            like = self.like(node)
+            if node.meta.get("dtype") is not torch.int64 or like.tail or like.kind == NO_ROWS:
+                raise Refused("row numbers of several axes")
+            found = self._ints[node] = Buffer(like.kind, like.times, role="ints", node=node)
+        return found
+
+    def value(self, x: Any, *, late: bool) -> RaggedValue:
+        """Where the numbers of a node lie, for steps of one way."""
+        if not isinstance(x, fx.Node):
+            raise Refused("a number where a tensor is wanted")
+        found = self.values.get(x)
+        if isinstance(found, RaggedValue):
+            return found
+        if isinstance(found, HeldValue):
+            return self._recalled(found, late=late)
+        if isinstance(found, CountedRows):
+            return self._as_float(x, found.node)
+        if isinstance(found, Constant):
+            out = self.room(self.like(x), late=late)
+            self.plain(Op.ZERO, out, late=late)
+            if found.number:
+                self.plain(Op.ADD_NUMBER, out, out, number=found.number, late=late)
+            return out
+        raise Refused(f"{x.target} has no steps")
+
+    def _recalled(self, held: HeldValue, *, late: bool) -> RaggedValue:
+        drafts = self.drafts(late=late)
+        found = drafts.held.get(held.number)
+        if found is None:
+            width = math.prod(held.tail)
+            source = RaggedValue(self.held(held.number, width), 0, width, HELD, 1, held.tail)
+            found = self.room(Axes(MEMBERS, 1, held.tail, 1), late=late)
+            self.step(
+                Way.TAKE, found, source, kind=MEMBERS, late=late, index=self.cells, source=HELD
+            )
+            drafts.held[held.number] = found
+        return replace(found, tail=held.tail)
+
+    def held(self, number: int, width: int) -> Buffer:
+        """A tensor of the memory."""
+        return self._held.setdefault(number, Buffer(HELD, width, role="held", number=number))
+
+    def _as_float(self, x: fx.Node, node: fx.Node) -> RaggedValue:
+        self.ints(node)
+        found = self._floats.get(node)
+        if found is None:
+            base = self.like(node)
+            found = Buffer(base.kind, base.times, role="as_float", node=node)
+            self._floats[node] = found
+        like = self.like(x)
+        if like.width != 1 or (like.kind, like.times) != (found.kind, found.entries):
+            raise Refused("integers of several axes are computed with")
+        return RaggedValue(found, 0, 1, like.kind, like.times, like.tail)
+
+    # Steps.
+
+    def room(self, like: Axes, *, late: bool) -> RaggedValue:
+        """Numbers to be written."""
+        if like.kind == NO_ROWS:
+            raise Refused("something is computed of weights alone")
+        buffer = Buffer(like.kind, like.times * like.width, late)
+        return RaggedValue(buffer, 0, like.width, like.kind, like.times, like.tail)
+
+    def step(
+        self,
+        way: Way,
+        out: RaggedValue,
+        *reads: RaggedValue,
+        kind: int,
+        late: bool,
+        times: int = 1,
+        source: int = 0,
+        source_times: int = 1,
+        index: Buffer | None = None,
+        inside: bool = False,
+        cells: Buffer | None = None,
+    ) -> None:
+        """One that leads from rows to others."""
+        ends = self.ends if inside else None
+        draft = DraftStep(way, 0, out, list(reads), reads[0].width, kind, times)
+        draft.source, draft.source_times, draft.index, draft.ends = (
+            source,
+            source_times,
+            index,
+            ends,
+        )
+        draft.cells = cells
+        self.drafts(late=late).steps.append(draft)
+
+    def plain(
+        self,
+        op: Op,
+        out: RaggedValue,
+        *reads: RaggedValue | None,
+        late: bool,
+        width: int = 0,
+        many: int = 0,
+        inner: int = 0,
+        number: float = 0.0,
+    ) -> None:
+        """One of rows apart."""
+        width = width or out.width
+        draft = DraftStep(Way.PLAIN, op, out, list(reads), width, out.kind, out.times)
+        draft.many, draft.inner, draft.number = many, inner, number
+        self.drafts(late=late).steps.append(draft)
+
+    def full(self, value: RaggedValue, *, late: bool) -> RaggedValue:
+        """With all numbers that a row has."""
+        if not value.one:
+            return value
+        like = Axes(value.kind, value.times, value.tail, 1)
+        out = self.room(like, late=late)
+        many = math.prod(value.tail)
+        self.plain(
+            Op.EXPAND, out, replace(value, one=False), late=late, width=1, many=many, inner=1
+        )
+        return out
+
+    def dense(self, value: RaggedValue, *, late: bool) -> RaggedValue:
+        """All of a buffer."""
+        value = self.full(value, late=late)
+        if value.dense:
+            return value
+        out = self.room(Axes(value.kind, value.times, value.tail, 1), late=late)
+        self.plain(Op.COPY, out, value, late=late)
+        return out
+
+    def spread(self, value: RaggedValue, *, late: bool) -> RaggedValue:
+        """What bundles have, for each of their members."""
+        drafts = self.drafts(late=late)
+        found = drafts.spread.get(value)
+        if found is None:
+            tail = () if value.one else value.tail
+            found = self.room(Axes(MEMBERS, 1, tail, 1), late=late)
+            one = replace(value, one=False, tail=tail)
+            self.step(Way.SPREAD, found, one, kind=BUNDLES, late=late, inside=True)
+            drafts.spread[value] = found = replace(found, tail=value.tail, one=value.one)
+        return found
+
+    def fit(self, x: Any, like: Axes, *, late: bool) -> RaggedValue:
+        """A node as it is read for a result with these axes."""
+        value = self.value(x, late=late)
+        tail, mine = value.tail, self.like(x)
+        if value.kind == NO_ROWS:
+            while tail[:1] == (1,) and len(tail) > len(like.tail):
+                tail = tail[1:]
+        elif (value.kind, value.times) != (like.kind, like.times):
+            if (mine.kind, mine.times, like.kind) != (BUNDLES, 1, MEMBERS) or like.lead != PADDED:
+                raise Refused("rows of two kinds meet")
+            if tail[:1] != (1,):
+                raise Refused("rows of two kinds meet")
+            tail = tail[1:]
+            value = self.spread(replace(value, tail=tail), late=late)
+        if value.kind == MEMBERS and not lie_alike(mine, like):
+            raise Refused("axes that do not fit")
+        if tail == like.tail:
+            return replace(value, tail=tail)
+        if math.prod(tail) == 1 or value.one:
+            return replace(value, tail=like.tail, one=like.width > 1)
+        return self._widened(value, tail, like, late=late)
+
+    def _widened(
+        self, value: RaggedValue, tail: tuple[int, ...], like: Axes, *, late: bool
+    ) -> RaggedValue:
+        """With some axes of one entry made as long as they are read."""
+        if value.kind == NO_ROWS or len(tail) != len(like.tail):
+            raise Refused("axes that do not fit")
+        wide = [k for k, (a, b) in enumerate(zip(tail, like.tail, strict=True)) if a != b]
+        if wide != list(range(wide[0], wide[-1] + 1)):
+            raise Refused("axes that do not fit")
+        out = self.room(replace(like, lead=1), late=late)
+        many = math.prod(like.tail[wide[0] : wide[-1] + 1])
+        inner = math.prod(like.tail[wide[-1] + 1 :])
+        self.plain(Op.EXPAND, out, value, late=late, width=value.width, many=many, inner=inner)
+        return out
+
+    def _elementwise(
+        self, x: fx.Node, op: Op, sources: Sequence[Any], number: float = 0.0, ones: int = 0
+    ) -> None:
+        late, like = self.late(x), self.like(x)
+        reads = []
+        for source in sources:
+            read = self.fit(source, like, late=late)
+            if read.one:
+                ones -= 1
+                read = read if ones >= 0 else self.full(read, late=late)
+            reads.append(read)
+        out = self.room(like, late=late)
+        self.plain(op, out, *reads, number=number, late=late)
+        self.values[x] = out
+
+    @abstractmethod
+    def convert(self, x: fx.Node) -> None:
+        """Write the steps of a node.
+
+        Raises:
+            Refused: It has none.
+        """
+
+
+def lie_alike(one: Axes, other: Axes) -> bool:
+    """Whether the numbers of members come in the same order."""
+    turned = one.lead == TURNED, other.lead == TURNED
+    return turned[0] == turned[1] or math.prod(one.tail) == math.prod(other.tail) == 1

@@ -1,0 +1,66 @@
+"""What a call of a ragged program is given: of bundles, and of rows that read a memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+from torch import Tensor
+
+from geartrain.frames.message import IntArray, Payload, ranges
+from geartrain.nn.ragged.program import RaggedCall
+from geartrain.nn.ragged.values import BUNDLES, EDGES, MEMBERS
+from geartrain.nodes.inside import Inside
+
+
+def call_of_inside(inputs: Payload, inside: Inside, names: Mapping[str, bool]) -> RaggedCall:
+    """Of rows of bundles, and what is inside; by name of an edge column, whether it is read."""
+    edges = [inside.edges[name] if read else None for name, read in names.items()]
+    lengths = inside.lengths.numpy()
+    ends = _ends(lengths)
+    n = inputs[0].shape[0]
+    count = next((x.shape[0] for x in edges if x is not None), 0)
+    given: list[Tensor | None] = [*inputs, inside.lengths, inside.segment, *edges]
+    owners = partial(_owners_inside, inside, ends, n)
+    return RaggedCall((lengths.size, n, count, 0), given, ends, None, {}, (MEMBERS, owners))
+
+
+def call_of_memory(
+    inputs: Payload, columns: int, held: Payload, starts: IntArray, lengths: IntArray
+) -> RaggedCall:
+    """Of rows that read bundles of a memory.
+
+    Args:
+        inputs: Payload and columns.
+        columns: How many are columns.
+        held: The memory's tensors.
+        starts, lengths: Of what each row reads.
+    """
+    at = len(inputs) - columns
+    given: list[Tensor | None] = [*inputs[:at], *[None] * (len(held) + 1), *inputs[at:]]
+    cells, ends = ranges(starts, lengths), _ends(lengths)
+    owners = partial(_owners_reading, lengths)
+    sizes = lengths.size, cells.size, 0, held[0].shape[0]
+    memory = {at + k: x for k, x in enumerate(held)}
+    return RaggedCall(sizes, given, ends, cells, memory, (BUNDLES, owners))
+
+
+def _ends(lengths: IntArray) -> IntArray:
+    """Where bundles begin and end."""
+    found = np.zeros(lengths.size + 1, np.int64)
+    lengths.cumsum(out=found[1:])
+    return found
+
+
+def _owners_inside(inside: Inside, ends: IntArray, n: int, kind: int) -> IntArray:
+    """A member for each bundle, or for each edge."""
+    if kind == EDGES:
+        found: IntArray = inside.edges["source"].numpy()
+        return found
+    return np.minimum(ends[:-1], max(n - 1, 0))
+
+
+def _owners_reading(lengths: IntArray, kind: int) -> IntArray:
+    """The row of each member."""
+    return np.arange(lengths.size).repeat(lengths)

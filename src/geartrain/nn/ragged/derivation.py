@@ -1,0 +1,309 @@
+"""From a module that looks inside bundles, or reads a memory, to its ragged cut.
+
+module ─► copy that shares its tensors ─► trace at two sizes ─► steps ─► cut ─► trial
+                                                                         │ against autograd, on
+                                                                         │ bundles of several sizes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from geartrain.errors import GraphError
+from geartrain.frames.message import Payload
+from geartrain.native.fused import available
+from geartrain.nn.derivation import compare, learns, own_copy, sample
+from geartrain.nn.places import Refused
+from geartrain.nn.program import Operands
+from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
+from geartrain.nn.ragged.cut import Cutter, RaggedCut
+from geartrain.nn.ragged.lower import Lowering
+from geartrain.nn.ragged.program import RaggedCall, RaggedProgram
+from geartrain.nn.ragged.values import TraceCounts
+from geartrain.nn.split import trace
+from geartrain.nn.structure import Structure
+from geartrain.nodes.call import arguments, as_payload
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import may_have_kernel
+
+_NEVER: Final = 1_000_003, 1_000_033
+"""Of a kind that no axis of a trace counts."""
+_LENGTHS: Final = (2, 1, 4), (3, 2, 1, 2, 5)
+_EDGES: Final = 11, 19
+_ROWS: Final = 3, 5
+_PADDED: Final = 4, 7
+
+
+@final
+class _Unseen(Mapping[str, NDArray[Any]]):
+    """Columns on the host, at which a trace cannot look."""
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        raise GraphError("it looks at edges on the host")
+
+    def get(self, name: str, default: object = None) -> Any:
+        return self[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def derive_inside(
+    function: Callable[..., Any], inputs: Payload, edges: Mapping[str, Tensor], *, pools: bool
+) -> RaggedCut:
+    """The programs of a module that looks inside its bundles.
+
+    Args:
+        function: It.
+        inputs: Its arguments but for the last, as they come.
+        edges: Columns, as they come; none where instances have none.
+        pools: Whether it makes a row of each bundle.
+
+    Raises:
+        GraphError: Why there are none.
+    """
+    sizes = [(len(a), b) for a, b in zip(_LENGTHS, (7, 13), strict=True)]
+    samples = []
+    for (n, members), lengths, e in zip(sizes, _LENGTHS, _EDGES, strict=True):
+        at = torch.tensor(lengths)
+        segment = torch.arange(n).repeat_interleave(at)
+        columns = sample([*edges.values()], e)
+        for k, name in enumerate(edges):
+            if name in ("source", "target"):
+                columns[k] = torch.arange(e) * (3 if name == "source" else 5) % members
+        samples.append([*sample(inputs, members), at, segment, *columns])
+    counts = TraceCounts(((3, 5), (7, 13), _EDGES, _NEVER), None)
+    names, m = list(edges), len(inputs)
+
+    def called(own: Callable[..., Any], xs: Sequence[Tensor]) -> tuple[Any, ...]:
+        inside = Inside(xs[m], xs[m + 1], dict(zip(names, xs[m + 2 :], strict=True)), _Unseen())
+        return (*arguments(own, xs[:m]), inside)
+
+    roles = ["given" if x.is_floating_point() else "ints" for x in samples[0]]
+    work = _RaggedDerivation(function, called, samples, counts, roles, m + 1)
+
+    def trial(program: RaggedProgram) -> tuple[RaggedCall, Sequence[Tensor]]:
+        xs = samples[1]
+        inside = Inside(xs[m], xs[m + 1], dict(zip(names, xs[m + 2 :], strict=True)))
+        return call_of_inside(tuple(xs[:m]), inside, dict.fromkeys(names, True)), xs
+
+    return work.cut(trial, rows=0 if pools else 1)
+
+
+def derive_memory(
+    function: Callable[..., Any], inputs: Payload, held: Payload, columns: int
+) -> RaggedCut:
+    """The programs of a module that reads a memory.
+
+    Args:
+        function: It.
+        inputs: Its payload and columns, as they come.
+        held: The memory's tensors ``(capacity, ...)``.
+        columns: How many of the inputs are columns, which come last.
+
+    Raises:
+        GraphError: Why there are none.
+    """
+    at = len(inputs) - columns
+    samples = []
+    for n, many in zip(_ROWS, _PADDED, strict=True):
+        rows = sample(inputs, n)
+        memory = [x.view(n, many, *x.shape[1:]) for x in sample(held, n * many)]
+        mask = torch.ones(n, many, dtype=torch.bool)
+        samples.append([*rows[:at], *memory, mask, *_within(rows[at:], 2)])
+    counts = TraceCounts((_ROWS, (12, 35), _NEVER, _NEVER), _PADDED)
+    roles = ["given" if x.is_floating_point() else "ints" for x in samples[0]]
+    for k in range(at, at + len(held)):
+        if roles[k] != "given":
+            raise GraphError("its memory holds integers")
+        roles[k] = "held"
+    roles[at + len(held)] = "mask"
+    work = _RaggedDerivation(function, arguments, samples, counts, roles, None)
+
+    def trial(program: RaggedProgram) -> tuple[RaggedCall, Sequence[Tensor]]:
+        lengths = np.array([3, 2, 5, 2])
+        starts = np.array([4, 2, 8, 2])
+        cells = sample(held, 13)
+        rows = sample(inputs, 4)
+        rows[at:] = _within(rows[at:], 2)
+        mask = torch.arange(5) < torch.from_numpy(lengths)[:, None]
+        memory = []
+        for x in cells:
+            padded = x.new_zeros((4, 5, *x.shape[1:]))
+            for k, (a, n) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+                padded[k, :n] = x[a : a + n]
+            memory.append(padded)
+        call = call_of_memory(tuple(rows), columns, tuple(cells), starts, lengths)
+        return call, [*rows[:at], *memory, mask, *rows[at:]]
+
+    return work.cut(trial, rows=0)
+
+
+def _within(columns: Sequence[Tensor], most: int) -> list[Tensor]:
+    """Integers that are row numbers of any bundle, should they be such."""
+    return [x if x.is_floating_point() else x.clamp(0, most - 1) for x in columns]
+
+
+@final
+class _RaggedDerivation:
+    """The making of one cut; it works with a copy of the module, which shares its tensors.
+
+    Args:
+        function: The module.
+        called: Its arguments, of the inputs of a trace.
+        samples: Inputs, at two sizes.
+        counts: The sizes.
+        roles: What each input is.
+        segment: Which of them numbers the bundle of each member, or None.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        called: Callable[[Callable[..., Any], Sequence[Tensor]], tuple[Any, ...]],
+        samples: Sequence[Sequence[Tensor]],
+        counts: TraceCounts,
+        roles: Sequence[str],
+        segment: int | None,
+    ) -> None:
+        if isinstance(function, nn.Module) and not may_have_kernel(function):
+            raise GraphError("a hook hangs on it, or a forward of its own")
+        self._operands = Operands(function)
+        self._own, self._called = own_copy(function, self._operands), called
+        self._samples, self._counts = samples, counts
+        self._roles, self._segment = roles, segment
+
+    def cut(
+        self,
+        trial: Callable[[RaggedProgram], tuple[RaggedCall, Sequence[Tensor]]],
+        *,
+        rows: int,
+    ) -> RaggedCut:
+        """Trace, cut and try; the outputs are rows of that kind."""
+        with torch.random.fork_rng([]):
+            try:
+                cut = self._cut(rows)
+                self._try(RaggedProgram(cut, self._operands), trial)
+            except GraphError:
+                raise
+            except Refused as error:
+                raise GraphError(str(error) or "an operator has no steps") from error
+            except Exception as error:  # code of anybody is run, by a tracer of torch's
+                reason = str(error).strip().split("\n")[0]
+                raise GraphError(f"{type(error).__name__}: {reason}") from error
+        return cut
+
+    def _cut(self, rows: int) -> RaggedCut:
+        tensors = self._operands.tensors()
+        learned = [learns(x) for x in tensors]
+        operands = [x.detach().clone() for x in tensors]
+        structure = Structure(self._own)
+        outputs = [self._call(operands, [x.clone() for x in xs]) for xs in self._samples]
+        tangents = tuple(j for j, y in enumerate(outputs[0]) if y.is_floating_point())
+        dtypes = {x.dtype for x in (*operands, *self._samples[0], *outputs[0])}
+        floats = [dtype for dtype in dtypes if dtype.is_floating_point]
+        if len(floats) != 1 or len(tangents) < len(outputs[0]) or not available(floats[0]):
+            raise GraphError("it computes with other than one kind of floating-point numbers")
+        small, large = (
+            trace(self._call, operands, learned, xs, [torch.ones_like(y[j]) for j in tangents])
+            for xs, y in zip(self._samples, outputs, strict=True)
+        )
+        if structure.now() != structure.settings:
+            raise GraphError("its forward changes attributes of the module")
+        if small.alien or large.alien:
+            raise GraphError("it reads tensors that are neither arguments nor its own")
+        roles, inputs = self._roles, self._samples[0]
+        low = Lowering((small, large), self._counts, len(operands), roles, self._segment, floats[0])
+        cutter = Cutter(
+            low,
+            len(outputs[0]),
+            tangents,
+            [k for k, yes in enumerate(learned) if yes],
+            [k for k, x in enumerate(inputs) if x.is_floating_point()],
+            [k for k, role in enumerate(roles) if role == "held"],
+            floats[0],
+        )
+        cut = cutter.cut()
+        sizes = self._counts.sizes[rows]
+        if [y.shape[0] for ys in outputs for y in ys] != [n for n in sizes for _ in outputs[0]]:
+            raise GraphError("an output has not one row for each")
+        return cut
+
+    def _call(self, operands: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        args = self._called(self._own, inputs)
+        if not isinstance(self._own, nn.Module):
+            return as_payload(self._own(*args))
+        named = dict(zip(self._operands.names, operands, strict=True))
+        return as_payload(torch.func.functional_call(self._own, named, args))
+
+    def _try(
+        self,
+        program: RaggedProgram,
+        trial: Callable[[RaggedProgram], tuple[RaggedCall, Sequence[Tensor]]],
+    ) -> None:
+        """Raises:
+        GraphError: It is not what autograd says.
+        """
+        call, inputs = trial(program)
+        tensors = self._operands.tensors()
+        learning = [x for x in tensors if isinstance(x, nn.Parameter)]
+        into = GradientSum(learning)
+        with torch.no_grad():
+            outputs, kept = program.forward(call)
+            dys = tuple([torch.randn_like(y) for y in outputs])
+            sums = {i: torch.zeros_like(x) for i, x in call.held.items()}
+            found = list(program.backward(kept, dys, into, sums))
+        leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+        sources = {i: x.detach().clone().requires_grad_() for i, x in call.held.items()}
+        operands = [x.detach().clone().requires_grad_(learns(x)) for x in tensors]
+        with torch.enable_grad():
+            given = list(leaves)
+            for i, x in sources.items():
+                given[i] = _padded(x, leaves[i], call)
+            ys = self._call(operands, [x.clone() for x in given])
+        compare([y.detach() for y in ys], outputs, "rows of several sizes give other outputs")
+        wanted = [x for x in (*leaves, *sources.values(), *operands) if x.requires_grad]
+        pairs = [(y, d) for y, d in zip(ys, dys, strict=True) if y.requires_grad]
+        gradients = torch.autograd.grad(
+            [y for y, _ in pairs], wanted, [d for _, d in pairs], allow_unused=True
+        )
+        by = {id(x): d for x, d in zip(wanted, gradients, strict=True)}
+        rest = [k for k, role in enumerate(self._roles) if role == "given"]
+        expected: list[Tensor | None] = [by.get(id(leaves[k])) for k in rest]
+        mine: list[Tensor | None] = [found[k] for k in rest]
+        expected += [by.get(id(x)) for x in sources.values()]
+        mine += [sums[i] for i in sources]
+        for x, own in zip(tensors, operands, strict=True):
+            if isinstance(x, nn.Parameter) and x.requires_grad:
+                total = into.take(x)
+                mine.append(None if total is None else total.to_dense())
+                expected.append(by.get(id(own)))
+        zeros = zip(mine, expected, strict=True)
+        filled = [
+            (
+                torch.zeros_like(b) if a is None and b is not None else a,
+                torch.zeros_like(a) if b is None and a is not None else b,
+            )
+            for a, b in zeros
+        ]
+        compare([b for _, b in filled], [a for a, _ in filled], "it gives other gradients")
+
+
+def _padded(x: Tensor, like: Tensor, call: RaggedCall) -> Tensor:
+    """What rows read, padded, in a way that autograd follows."""
+    cells = torch.from_numpy(call.cells)
+    lengths = np.diff(call.ends)
+    places = np.arange(like.shape[1]) < lengths[:, None]
+    flat = torch.zeros((places.size, *x.shape[1:]), dtype=x.dtype)
+    where = torch.from_numpy(np.flatnonzero(places.ravel()))
+    return flat.index_add(0, where, x.index_select(0, cells)).view(like.shape)

@@ -1,0 +1,381 @@
+"""Calls of a ragged cut: what goes where, forward and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from geartrain.errors import ProtocolError
+from geartrain.frames.message import Gradient, IntArray, Payload
+from geartrain.native.fused import packed
+from geartrain.native.steady import firing
+from geartrain.nn.program import Operands
+from geartrain.nn.ragged.cut import RaggedCut, RaggedRoutine, RaggedTerm, Tensors
+from geartrain.nn.ragged.values import Buffer
+from geartrain.nodes.gradient import GradientSum
+
+MOST_LATER: Final = 128
+"""Of so many rows products are made at once, and not with those of other calls."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RaggedCall:
+    """What a call is given.
+
+    Args:
+        sizes: Bundles, their members, edges, rows of a memory.
+        inputs: By number; None: a tensor of a memory, or a mask.
+        ends: int64 ``(bundles + 1,)``, where bundles begin and end.
+        cells: int64 ``(members,)``, where they lie in a memory, or None.
+        held: By input, the memory's tensors.
+        counted: Kind of the rows that updates are told for, and the owner of each row of another
+            kind among them, by kind.
+    """
+
+    sizes: tuple[int, int, int, int]
+    inputs: Sequence[Tensor | None]
+    ends: IntArray
+    cells: IntArray | None
+    held: dict[int, Tensor]
+    counted: tuple[int, Callable[[int], IntArray]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RaggedKept:
+    """What a call has left for its way back.
+
+    Args:
+        call: It.
+        ints, floats: Row numbers that were counted, and the same as floats.
+        residuals: Side by side.
+        places: Where each of them begins.
+    """
+
+    call: RaggedCall
+    ints: tuple[Tensor, ...]
+    floats: dict[int, Tensor]
+    residuals: Tensor
+    places: list[int]
+
+    def as_floats(self, k: int, dtype: torch.dtype) -> Tensor:
+        """Row numbers k as floats."""
+        if k not in self.floats:
+            self.floats[k] = self.ints[k].to(dtype).contiguous()
+        return self.floats[k]
+
+
+@final
+class _RaggedPlan:
+    """Where a routine's addresses come from.
+
+    Args:
+        routine: It.
+        program: Whose residuals and tensors it has.
+    """
+
+    def __init__(
+        self,
+        routine: RaggedRoutine,
+        residuals: Mapping[Buffer, int],
+        made: Mapping[Buffer, int],
+        ints: Mapping[Any, int],
+    ) -> None:
+        self.routine = routine
+        self.residuals: list[tuple[int, int]] = []
+        self.made: list[tuple[int, int]] = []
+        self.given: list[tuple[int, int, int, int]] = []
+        self.ints: list[tuple[int, int, int, int]] = []
+        self.floats: list[tuple[int, int]] = []
+        self.held: list[tuple[int, int, bool]] = []
+        self.ends: int = -1
+        self.cells: int = -1
+        self.operands: list[tuple[int, int, bool | None]] = []
+        for buffer, slot in routine.slots.items():
+            role, number = buffer.role, buffer.number
+            if role in ("operand", "weight", "turned"):
+                turned = None if role == "operand" else role == "turned"
+                self.operands.append((slot, number, turned))
+            elif buffer in residuals:
+                self.residuals.append((slot, residuals[buffer]))
+            elif buffer in made:
+                self.made.append((slot, made[buffer]))
+            elif role == "given":
+                self.given.append((slot, number, buffer.kind, buffer.entries))
+            elif role == "ints":
+                self.ints.append((slot, ints[buffer.node], buffer.kind, buffer.entries))
+            elif role == "as_float":
+                self.floats.append((slot, ints[buffer.node]))
+            elif role in ("held", "sums"):
+                self.held.append((slot, number, role == "sums"))
+            elif role == "ends":
+                self.ends = slot
+            else:
+                self.cells = slot
+
+
+@final
+class RaggedProgram:
+    """A cut and the operands that it is called with.
+
+    Args:
+        cut: What it does.
+        operands: Of the function.
+    """
+
+    def __init__(self, cut: RaggedCut, operands: Operands) -> None:
+        self._cut, self._operands = cut, operands
+        self._like = torch.empty(0, dtype=cut.dtype)
+        self._size = self._like.itemsize
+        self._firing = 0
+        self._always: dict[_RaggedPlan, tuple[list[int], list[Tensor]]] = {}
+        self._places = ints = {node: k for k, node in enumerate(cut.ints)}
+        self._residuals = residuals = {b: k for k, b in enumerate(cut.residuals)}
+        self._later = [t for t in cut.terms if t.how != "rows"]
+        self._at_once = [t for t in cut.terms if t.how == "rows"]
+        self._widths = [(b.kind, b.entries) for b in cut.residuals]
+        made = [y for y in cut.outputs if isinstance(y, Tensors)]
+        self._outputs = [_shape(y) for y in made]
+        self._own = [_shape(y) for y in cut.made]
+        self._number = {y.buffer: k for k, y in enumerate(cut.made)}
+        of_output = {y.buffer: k for k, y in enumerate(made)}
+        self._forward = _RaggedPlan(cut.forward, residuals, of_output, ints)
+        self._back = _RaggedPlan(cut.back, residuals, self._number, ints)
+        self._without = _RaggedPlan(cut.without, residuals, self._number, ints)
+
+    def forward(self, call: RaggedCall) -> tuple[Payload, RaggedKept]:
+        """Outputs, and what ``backward`` wants.
+
+        Raises:
+            IndexError: A row is asked for that is not there.
+        """
+        cut, sizes = self._cut, call.sizes
+        ints = cut.count(*call.inputs) if cut.ints else ()
+        places, total = [], 0
+        for kind, entries in self._widths:
+            places.append(total)
+            total += entries * sizes[kind]
+        kept = RaggedKept(call, ints, {}, self._like.new_empty(total), places)
+        made = self._made(self._outputs, sizes)
+        self._run(self._forward, kept, made, (), None)
+        ours = iter(made)
+        outputs = [
+            cast(Tensor, call.inputs[y]) if isinstance(y, int) else next(ours) for y in cut.outputs
+        ]
+        return tuple(outputs), kept
+
+    def backward(
+        self,
+        kept: RaggedKept,
+        gradients: Gradient,
+        into: GradientSum,
+        sums: Mapping[int, Tensor] | None = None,
+    ) -> Gradient:
+        """Gradients of the inputs.
+
+        Args:
+            kept: What ``forward`` left.
+            gradients: By output; None is zero.
+            into: Gets the gradients of the parameters.
+            sums: By input, what gets the gradients of a memory; None: nobody wants them.
+        """
+        cut, call = self._cut, kept.call
+        answers: list[Tensor | None] = [None] * len(call.inputs)
+        came = self._came(gradients)
+        if not came:
+            return tuple(answers)
+        dys = self._tangents(gradients, call)
+        made = self._made(self._own, call.sizes)
+        self._run(self._back if sums else self._without, kept, made, dys, sums)
+        for i, (t, of) in cut.gradients.items():
+            if of & came:
+                answers[i] = self._shaped(t, kept, made, dys)
+        self._learn(kept, came, made, dys, into)
+        return tuple(answers)
+
+    def touched(self, gradients: Gradient) -> dict[int, bool]:
+        """By input that a memory holds, whether it gets a gradient."""
+        came = self._came(gradients)
+        return {i: bool(of & came) for i, of in self._cut.held.items()}
+
+    def _came(self, gradients: Gradient) -> frozenset[int]:
+        some = enumerate(self._cut.tangents)
+        return frozenset([k for k, j in some if gradients[j] is not None])
+
+    def _tangents(self, gradients: Gradient, call: RaggedCall) -> list[Tensor]:
+        """All of them, with zeros for those that have not come."""
+        found = []
+        for j in self._cut.tangents:
+            d, y = gradients[j], self._cut.outputs[j]
+            if d is None and isinstance(y, int):
+                d = torch.zeros_like(cast(Tensor, call.inputs[y]))
+            elif d is None:
+                assert isinstance(y, Tensors)
+                d = self._like.new_zeros((call.sizes[y.buffer.kind], *y.tail))
+            found.append(d)
+        return found
+
+    def _made(
+        self, shapes: Sequence[tuple[int, int, tuple[int, ...]]], sizes: Sequence[int]
+    ) -> list[Tensor]:
+        new = self._like.new_empty
+        return [new((sizes[kind] * times, *tail)) for kind, times, tail in shapes]
+
+    def _shaped(
+        self, t: Tensors, kept: RaggedKept, made: Sequence[Tensor], dys: Sequence[Tensor]
+    ) -> Tensor:
+        """A tensor of rows that a call has had to do with."""
+        buffer, call = t.buffer, kept.call
+        k = self._number.get(buffer)
+        if k is not None:
+            x = made[k]
+        elif buffer in self._residuals:
+            first = kept.places[self._residuals[buffer]]
+            n = buffer.entries * call.sizes[buffer.kind]
+            x = kept.residuals[first : first + n]
+        elif buffer.number < len(call.inputs):
+            x = cast(Tensor, call.inputs[buffer.number])
+        else:
+            x = dys[buffer.number - len(call.inputs)]
+        return x if x.shape[1:] == t.tail else x.reshape(-1, *t.tail)
+
+    def _run(
+        self,
+        plan: _RaggedPlan,
+        kept: RaggedKept,
+        made: Sequence[Tensor],
+        dys: Sequence[Tensor],
+        sums: Mapping[int, Tensor] | None,
+    ) -> None:
+        call, dtype, size = kept.call, self._cut.dtype, self._size
+        inputs, sizes = call.inputs, call.sizes
+        addresses = self._operand_addresses(plan).copy()
+        base, places = kept.residuals.data_ptr(), kept.places
+        for slot, k in plan.residuals:
+            addresses[slot] = base + places[k] * size
+        for slot, k in plan.made:
+            addresses[slot] = made[k].data_ptr()
+        copies: list[Tensor] = []
+        for slot, k, kind, entries in plan.given:
+            x = inputs[k] if k < len(inputs) else dys[k - len(inputs)]
+            if x is None or x.dtype is not dtype:
+                raise ProtocolError(f"rows of {dtype} were expected")
+            addresses[slot] = _address(x, sizes[kind] * entries, copies)
+        for slot, k, kind, entries in plan.ints:
+            addresses[slot] = _address(kept.ints[k], sizes[kind] * entries, copies)
+        for slot, k in plan.floats:
+            addresses[slot] = kept.as_floats(k, dtype).data_ptr()
+        for slot, k, adds in plan.held:
+            x = call.held[k] if not adds or sums is None else sums[k]
+            addresses[slot] = _address(x, x.numel(), copies)
+        for slot, numbers in ((plan.ends, call.ends), (plan.cells, call.cells)):
+            if slot >= 0 and numbers is not None:
+                addresses[slot] = numbers.ctypes.data
+        plan.routine.steps.run(sizes, addresses)
+
+    def _operand_addresses(self, plan: _RaggedPlan) -> list[int]:
+        """Where weights lie, for the length of a firing."""
+        number = firing.number
+        if number != self._firing or not number:
+            self._always, self._firing = {}, number
+        known = self._always.get(plan)
+        if known is None:
+            operands, found, held = self._operands.tensors(), [0] * plan.routine.size, []
+            for slot, k, turned in plan.operands:
+                x = operands[k].contiguous()
+                if x.dtype is not self._cut.dtype:
+                    raise ProtocolError(f"a weight is {x.dtype}, and was {self._cut.dtype}")
+                held.append(x if turned is None else packed(x, turned=turned))
+                found[slot] = held[-1].data_ptr()
+            known = self._always[plan] = found, held
+        return known[0]
+
+    def _learn(
+        self,
+        kept: RaggedKept,
+        came: frozenset[int],
+        made: Sequence[Tensor],
+        dys: Sequence[Tensor],
+        into: GradientSum,
+    ) -> None:
+        """Add what the way back has found for the weights."""
+        operands, call = self._operands.tensors(), kept.call
+        several = None
+        if into.of_several:
+            several = into.updates_of(call.sizes[call.counted[0]])
+        terms: Sequence[RaggedTerm] = self._cut.terms
+        if several is None and len(came) == len(self._cut.tangents) and self._later:
+            rows = max([call.sizes[t.tensors[0].buffer.kind] for t in self._later])
+            learn = all(operands[t.operand].requires_grad for t in self._later)
+            if rows < MOST_LATER and learn:
+                some = [self._shaped(x, kept, made, dys) for t in self._later for x in t.tensors]
+                terms = self._at_once if into.add_later(self, tuple(some), rows) else terms
+        for term in terms:
+            parameter = operands[term.operand]
+            if not term.tangents & came or not parameter.requires_grad:
+                continue
+            tensors = [self._shaped(t, kept, made, dys) for t in term.tensors]
+            kind = term.tensors[0].buffer.kind
+            if several is None or kind == call.counted[0]:
+                self._add(term, cast(nn.Parameter, parameter), tensors, kept, into)
+                continue
+            each = several[call.counted[1](kind)]
+            with into.of_updates(each):
+                self._add(term, cast(nn.Parameter, parameter), tensors, kept, into)
+
+    def add_all(self, found: Sequence[Payload], into: GradientSum) -> None:
+        """Add the products and sums of several calls."""
+        operands, k = self._operands.tensors(), 0
+        for term in self._later:
+            parameter = cast(nn.Parameter, operands[term.operand])
+            if term.how == "product":
+                into.add_products(parameter, [(each[k], each[k + 1]) for each in found])
+            else:
+                into.add_sums(parameter, [each[k] for each in found])
+            k += len(term.tensors)
+
+    def _add(
+        self,
+        term: RaggedTerm,
+        parameter: nn.Parameter,
+        tensors: Sequence[Tensor],
+        kept: RaggedKept,
+        into: GradientSum,
+    ) -> None:
+        if term.how == "product":
+            into.add_product(parameter, tensors[0], tensors[1])
+        elif term.how == "sum":
+            into.add_sum(parameter, tensors[0])
+        else:
+            rows, ids = tensors[0], kept.ints[self._places[cast(Any, term.index)]]
+            if term.padding >= 0:
+                rows = rows.masked_fill((ids == term.padding)[:, None], 0.0)
+            if self._operands.sparse[term.operand]:
+                into.add_rows(parameter, ids, rows)
+            else:
+                into.add_at(parameter, ids, rows)
+
+
+def _address(x: Tensor, n: int, copies: list[Tensor]) -> int:
+    """Where n numbers lie side by side, if need be those of a copy.
+
+    Raises:
+        ProtocolError: There are not so many.
+    """
+    if x.numel() != n:
+        raise ProtocolError(f"{tuple(x.shape)} came where {n} numbers were expected")
+    if not x.is_contiguous():
+        x = x.contiguous()
+        copies.append(x)
+    return x.data_ptr()
+
+
+def _shape(t: Tensors) -> tuple[int, int, tuple[int, ...]]:
+    """The kind of its rows, how many times these, and the rest of its shape."""
+    return t.buffer.kind, t.buffer.entries // max(math.prod(t.tail), 1), t.tail

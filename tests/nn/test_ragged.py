@@ -1,0 +1,432 @@
+"""Programs of modules that read memories or look inside bundles: gradients are autograd's, with
+bundles of all sizes, and where nothing is padded nothing is computed of what would be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import geartrain as gt
+from geartrain.errors import GraphError
+from geartrain.native.fused import available
+from geartrain.nn.program import Operands
+from geartrain.nn.ragged import choice
+from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
+from geartrain.nn.ragged.derivation import derive_inside, derive_memory
+from geartrain.nn.ragged.program import RaggedProgram
+from geartrain.nodes.choice import Experience
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside
+from geartrain.nodes.ragged import RaggedModule
+from geartrain.nodes.remembering import Remembering
+
+H, WORDS = 6, 9
+F64 = torch.float64
+
+
+class Point(nn.Module):
+    """Scores all of a memory, and takes one member of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.score = nn.Linear(H, H), nn.Linear(H, 1, bias=False)
+        self.new = nn.Linear(2 * H, H)
+
+    def forward(
+        self, h: Tensor, keys: Tensor, values: Tensor, mask: Tensor, right: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        score = self.score(torch.tanh(keys + self.query(h)[:, None]))[..., 0]
+        share = score.masked_fill(~mask, -1e9).log_softmax(1)
+        where = right[:, None, None].expand(-1, 1, values.shape[2])
+        both = torch.cat([h, values.gather(1, where)[:, 0]], 1)
+        return torch.tanh(self.new(both)), -share.gather(1, right[:, None])
+
+
+class Look(nn.Module):
+    """Attention with a word of the row's own, by masks of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.scale = nn.Embedding(WORDS, H), nn.Parameter(torch.rand(H))
+
+    def forward(self, h: Tensor, keys: Tensor, mask: Tensor, word: Tensor) -> Tensor:
+        score = (keys * (h * self.scale + self.words(word))[:, None]).sum(2)
+        far = torch.full_like(score, -1e9)
+        share = torch.where(mask, score, far).softmax(1)
+        mean = (keys * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        return torch.sigmoid(h) * mean + (share[..., None] * keys).sum(1)
+
+
+class Products(nn.Module):
+    """The same products of rows and members, in three ways of writing them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.cell = nn.Linear(H, H), nn.GRUCell(H, H)
+
+    def forward(self, h: Tensor, keys: Tensor, mask: Tensor, _: Tensor) -> Tensor:
+        query = self.query(h)
+        one = (keys @ query[:, :, None])[..., 0].masked_fill(~mask, -1e9).softmax(1)
+        two = (query[:, None] @ keys.transpose(1, 2)).masked_fill(~mask[:, None], -1e9).softmax(2)
+        three = torch.einsum("nld,nd->nl", keys, query).exp() * mask
+        found = (two @ keys).squeeze(1) + torch.einsum("nl,nld->nd", three, keys)
+        return self.cell(found / (1 + three.sum(1, keepdim=True)), (one[:, None] @ keys)[:, 0] + h)
+
+
+class Pool(nn.Module):
+    """The mean of each bundle, weighed, beside what its last member says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weigh, self.value = nn.Linear(H, 1), nn.Linear(H, H)
+
+    def forward(self, x: Tensor, inside: gt.Inside) -> Tensor:
+        n, to = len(inside.lengths), inside.segment
+        weight = torch.exp(torch.tanh(self.weigh(x)))
+        total = weight.new_zeros(n, 1).index_add(0, to, weight)
+        value = x.new_zeros(n, H).index_add(0, to, weight * self.value(x))
+        last = x.index_select(0, inside.lengths.cumsum(0) - 1)
+        return value / total + last / inside.lengths[:, None]
+
+
+class Mix(nn.Module):
+    """Each row meets the mean of its bundle, and no other bundle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2 * H, H)
+        self.calls = 0
+
+    def forward(self, x: Tensor, inside: gt.Inside) -> Tensor:
+        n = len(inside.lengths)
+        mean = x.new_zeros(n, H).index_add(0, inside.segment, x) / inside.lengths[:, None]
+        return torch.tanh(self.inner(torch.cat([x, mean[inside.segment]], 1)))
+
+
+class Pass(nn.Module):
+    """Messages along typed edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.send, self.gate = nn.Linear(H, 3 * H), nn.Linear(2 * H, H)
+
+    def forward(self, x: Tensor, inside: gt.Inside) -> Tensor:
+        edges = inside.edges
+        sent = self.send(x).view(-1, H)[edges["source"] * 3 + edges["bond"]]
+        heard = torch.zeros_like(x).index_add(0, edges["target"], sent)
+        gate = torch.sigmoid(self.gate(torch.cat([x, heard], 1)))
+        return gate * x + (1 - gate) * heard
+
+
+def _needs_kernels() -> None:
+    if not available(F64):
+        pytest.skip("programs are steps in C")
+
+
+@pytest.fixture(autouse=True)
+def _double() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(F64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def _inside(lengths: Sequence[int], edges: int = 0) -> Inside:
+    sizes = torch.tensor(lengths)
+    segment = torch.arange(len(lengths)).repeat_interleave(sizes)
+    rng, n = torch.Generator().manual_seed(2), int(sizes.sum())
+    if not edges:
+        return Inside(sizes, segment, {})
+    most = {"source": n, "target": n, "bond": 3}
+    drawn = {k: torch.randint(0, m, (edges,), generator=rng) for k, m in most.items()}
+    return Inside(sizes, segment, drawn)
+
+
+def _check(
+    module: nn.Module,
+    run: Callable[[GradientSum], tuple[Sequence[Tensor], Sequence[Tensor | None]]],
+    outputs: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+) -> None:
+    """What a program has found, of gradients of ones, against autograd."""
+    weights = list(module.parameters())
+    into = GradientSum(weights)
+    with torch.no_grad():
+        ys, found = run(into)
+    for a, b in zip(ys, outputs, strict=True):
+        assert_close(a, b)
+    wanted = torch.autograd.grad(
+        list(outputs), [*leaves, *weights], [torch.ones_like(y) for y in outputs], allow_unused=True
+    )
+    for mine, theirs in zip([*found, *map(into.take, weights)], wanted, strict=True):
+        if theirs is None:
+            assert mine is None or not mine.any()
+        else:
+            assert mine is not None
+            assert_close(mine.to_dense(), theirs)
+
+
+@pytest.mark.parametrize("lengths", [[2, 1, 4], [1], [3] * 200])
+@pytest.mark.parametrize("kind", [Point, Look, Products])
+def test_rows_that_read_a_memory(kind: type[nn.Module], lengths: list[int]) -> None:
+    _needs_kernels()
+    torch.manual_seed(0)
+    module, n = kind(), len(lengths)
+    held = [torch.randn(sum(lengths) + 3, H) for _ in range(2 if kind is Point else 1)]
+    starts = np.cumsum(lengths)[::-1].copy() - np.array(lengths)[::-1]  # from the last one on
+    each = np.array(lengths[::-1])
+    h, column = torch.randn(n, H), torch.zeros(n, dtype=torch.int64)
+    cut = derive_memory(module, (h, column), tuple(held), 1)
+    program = RaggedProgram(cut, Operands(module))
+
+    def run(into: GradientSum) -> tuple[Any, list[Tensor | None]]:
+        ys, kept = program.forward(call_of_memory((h, column), 1, tuple(held), starts, each))
+        sums = {1 + k: torch.zeros_like(x) for k, x in enumerate(held)}
+        back = program.backward(kept, tuple(torch.ones_like(y) for y in ys), into, sums)
+        return ys, [back[0], *sums.values()]
+
+    own, memory = h.clone().requires_grad_(), [x.clone().requires_grad_() for x in held]
+    rows = []
+    for k, (a, size) in enumerate(zip(starts, each, strict=True)):  # one row at a time, no padding
+        mask = torch.ones(1, int(size), dtype=torch.bool)
+        some = [x[int(a) : int(a + size)][None] for x in memory]
+        y = module(own[k : k + 1], *some, mask, column[k : k + 1])
+        rows.append(y if isinstance(y, tuple) else (y,))
+    outputs = [torch.cat(ys) for ys in zip(*rows, strict=True)]
+    _check(module, run, outputs, [own, *memory])
+
+
+@pytest.mark.parametrize("lengths", [[2, 3, 1], [5], [2] * 300])
+@pytest.mark.parametrize("kind", [Pool, Mix, Pass])
+def test_modules_that_look_inside_bundles(kind: type[nn.Module], lengths: list[int]) -> None:
+    _needs_kernels()
+    torch.manual_seed(0)
+    module, n = kind(), sum(lengths)
+    x, inside = torch.randn(n, H), _inside(lengths, 2 * n if kind is Pass else 0)
+    cut = derive_inside(module, (x,), dict(inside.edges), pools=kind is Pool)
+    program, names = RaggedProgram(cut, Operands(module)), dict.fromkeys(inside.edges, True)
+
+    def run(into: GradientSum) -> tuple[Any, list[Tensor | None]]:
+        ys, kept = program.forward(call_of_inside((x,), inside, names))
+        back = program.backward(kept, tuple(torch.ones_like(y) for y in ys), into)
+        return ys, [back[0]]
+
+    leaf = x.clone().requires_grad_()
+    _check(module, run, [module(leaf, inside)], [leaf])
+
+
+def test_an_empty_bundle_adds_nothing() -> None:
+    _needs_kernels()
+    torch.manual_seed(0)
+    module, x, inside = Mix(), torch.randn(3, H), _inside([2, 0, 1])
+    program = RaggedProgram(derive_inside(module, (x,), {}, pools=False), Operands(module))
+    ys, _ = program.forward(call_of_inside((x,), inside, {}))
+    assert_close(ys[0], module(x, inside).detach())
+
+
+def test_a_row_that_is_not_there_is_refused() -> None:
+    _needs_kernels()
+    module, held = Point(), tuple(torch.randn(5, H) for _ in range(2))
+    inputs = torch.randn(2, H), torch.zeros(2, dtype=torch.int64)
+    program = RaggedProgram(derive_memory(module, inputs, held, 1), Operands(module))
+    for right in ([0, 2], [-1, 0]):
+        call = call_of_memory(
+            (inputs[0], torch.tensor(right)), 1, held, np.array([0, 3]), np.array([3, 2])
+        )
+        with pytest.raises(IndexError, match="not there"):
+            program.forward(call)
+
+
+class _Refused:
+    class Mean(nn.Module):
+        def forward(self, h: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+            return h + keys.mean(1)
+
+    class Drop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, h: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+            return self.drop(h) + keys.sum(1)
+
+    class Unmasked(nn.Module):
+        """What is padded has a share."""
+
+        def forward(self, h: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+            return h + ((keys * keys).sum(2).softmax(1)[..., None] * keys).sum(1)
+
+    class Values(nn.Module):
+        def forward(self, h: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+            return h * (2.0 if float(h.detach()[0, 0]) > 0 else 3.0) + keys.sum(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (_Refused.Mean, "a sum over rows"),
+        (_Refused.Drop, "chance"),
+        (_Refused.Unmasked, "several sizes"),
+        (_Refused.Values, "depends on values"),
+    ],
+)
+def test_what_depends_on_padding_or_values_is_refused(kind: type[nn.Module], why: str) -> None:
+    _needs_kernels()
+    held = (torch.randn(5, H),)
+    with pytest.raises(GraphError, match=why):
+        derive_memory(kind(), (torch.randn(2, H),), held, 0)
+
+
+def test_edges_on_the_host_are_not_looked_at() -> None:
+    class Looks(nn.Module):
+        def forward(self, x: Tensor, inside: gt.Inside) -> Tensor:
+            return x * float(inside.on_host("source").max())
+
+    _needs_kernels()
+    x, inside = torch.randn(4, H), _inside([2, 2], 5)
+    with pytest.raises(GraphError, match="on the host"):
+        derive_inside(Looks(), (x,), dict(inside.edges), pools=False)
+
+
+# Nodes.
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Little work is enough, and programs win."""
+    choice.RAGGED_REGISTRY.forget()
+    monkeypatch.setattr(choice, "FIRINGS", 3)
+    monkeypatch.setattr(choice, "ROWS", 8)
+    monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5)
+    yield
+    choice.RAGGED_REGISTRY.forget()
+
+
+def _pointing(keep: str) -> gt.Graph:
+    """A set that is held, pooled, and read at each step of a loop."""
+    torch.manual_seed(1)
+    graph = gt.Graph(vertex=("right",))
+    encode = nn.Linear(2, 2 * H)
+    held = graph.input("x", bundle=True).through(_Halves(encode), name="encode").hold(name="set")
+    steps = graph.loop(name="steps")
+    steps.join(held.through(gt.Part(_First(), keep=keep), name="first", inside=True, pool=True))
+    new = steps.attend(held, gt.Part(Point(), keep=keep), name="point", read="right")
+    new.through(nn.Identity(), take=1).loss(_told)
+    more, done = new.through(nn.Identity(), take=0).where(lambda m: m.vertex + 1 < m.size)
+    steps.join(more.move(vertex=lambda m: m.vertex + 1))
+    done.stop()
+    return graph
+
+
+def _told(missed: Tensor) -> Tensor:
+    return missed[:, 0]
+
+
+class _Halves(nn.Module):
+    def __init__(self, map_: nn.Linear) -> None:
+        super().__init__()
+        self.map = map_
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.map(x).chunk(2, 1)
+        return keys, values
+
+
+class _First(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(H, H)
+
+    def forward(self, keys: Tensor, values: Tensor, inside: gt.Inside) -> Tensor:
+        total = values.new_zeros(len(inside.lengths), H)
+        return torch.tanh(self.map(total.index_add(0, inside.segment, values)))
+
+
+def _sets(n: int = 24) -> list[gt.Instance]:
+    rng = torch.Generator().manual_seed(0)
+    sizes = [2 + k % 4 for k in range(n)]
+    return [
+        gt.Instance(
+            {"x": torch.randn(k, 2, generator=rng)},
+            {"right": torch.randperm(k, generator=rng).numpy()},
+        )
+        for k in sizes
+    ]
+
+
+def _learned(graph: gt.Graph, active: int, every: int) -> Mapping[str, Tensor]:
+    rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.05), update_every=every)
+    session = gt.Session(
+        graph, rules=rules, runtime=gt.Threads(1, kernel_threads=1), max_active=active
+    )
+    session.fit(_sets(), epochs=4)
+    return {
+        f"{t.name} {name}": p.detach()
+        for t in graph.throughs()
+        if isinstance(t.function, nn.Module)
+        for name, p in t.function.named_parameters()
+    }
+
+
+@pytest.mark.parametrize(
+    ("active", "every", "light"), [(8, 8, 512), (24, 24, 512), (24, 6, 512), (24, 6, 0)]
+)
+@pytest.mark.usefixtures("soon")
+def test_a_loop_learns_the_same_by_programs(
+    active: int, every: int, light: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rows of several updates go by one firing, and where calls have too many rows."""
+    _needs_kernels()
+    monkeypatch.setattr(choice, "MOST_LIGHT", light)
+    computed = []
+    true = RaggedProgram.backward
+
+    def backward(self: RaggedProgram, *args: Any) -> Any:
+        computed.append(args[0].call.sizes)
+        return true(self, *args)
+
+    monkeypatch.setattr(RaggedProgram, "backward", backward)
+    graph = _pointing("auto")
+    found = _learned(graph, active, every)
+    assert len(computed) > 10
+    choice.RAGGED_REGISTRY.forget()
+    monkeypatch.setattr(choice, "_ratio", lambda *_: 2.0)
+    wanted = _learned(_pointing("auto"), active, every)
+    stories = {t.name: t.experience.story for t in graph.throughs()}
+    assert stories["point"] == stories["first"] == "derived, 0.50 of autograd"
+    assert "auto: derived, 0.50 of autograd" in str(graph)
+    for name, weight in wanted.items():
+        assert_close(found[name], weight, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.usefixtures("soon")
+def test_settings_that_change_bring_autograd_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Scaled(_First):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = 1.0
+
+        def forward(self, keys: Tensor, values: Tensor, inside: gt.Inside) -> Tensor:
+            return super().forward(keys, self.gain * values, inside)
+
+    _needs_kernels()
+    module, experience = Scaled(), Experience()
+    chosen = choice.RaggedChoice(RaggedModule("first", module, 0, True, experience))
+    kernel = Remembering(module, list(module.parameters()), chosen)
+    inputs, inside = (torch.randn(6, H), torch.randn(6, H)), _inside([2, 3, 1])
+    for _ in range(4):
+        kernel.record(inputs, inside)
+    assert kernel.replaced and kernel.apart
+    monkeypatch.setattr(choice, "MOST_LIGHT", 1)
+    assert kernel.replaced and not kernel.apart
+    module.gain = 2.0
+    (y,), _ = kernel.record(inputs, inside)
+    assert not kernel.replaced and "settings" in experience.story
+    assert_close(y, module(*inputs, inside).detach())
