@@ -11,7 +11,7 @@ from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.native.calls import Home
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.plan import RowNumbers
-from geartrain.nodes.loop.tables import Arena, Layout
+from geartrain.nodes.loop.tables import RowMemory, Layout
 from geartrain.nodes.loop.tensors import FiringTensors
 from geartrain.nodes.loop.turn import Inner, KeptCall
 from geartrain.nodes.weights import AbstractWeights
@@ -34,7 +34,7 @@ class TurnModule:
         self, number: int, inner: Inner | None, kernel: AbstractKernel | None, layout: Layout
     ) -> None:
         self.number, self.inner, self.kernel, self.layout = number, inner, kernel, layout
-        self.arena = Arena((), 0)
+        self.arena = RowMemory((), 0)
         self.size = 0
         """Rows so far."""
         self.slots: list[IntArray] = []

@@ -30,7 +30,7 @@ from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, StoreStage,
 from geartrain.nodes.loop.reads import Read, ReadTensor
 from geartrain.nodes.loop.returning import Returning
 from geartrain.nodes.loop.stories import story_of
-from geartrain.nodes.loop.tables import Arena, Tables
+from geartrain.nodes.loop.tables import RowMemory, Tables
 from geartrain.nodes.loop.tensors import FiringTensors
 from geartrain.nodes.loop.turn import Got, Inner, Turn
 from geartrain.nodes.loop.updates import Updates
@@ -206,7 +206,7 @@ class NativeCalls:
         module = self._shaped(stage, tensors, columns, len(rows))
         if module is None:
             return None
-        module.arena = Arena(module.layout.blocks, len(rows))
+        module.arena = RowMemory(module.layout.blocks, len(rows))
         module.add(rows, columns)
         module.layout.place(module.arena, self._held)
         self._enlist(module, numbers, found, tensors)
@@ -323,7 +323,7 @@ class NativeCalls:
         end = module.size + rows.numbers.size
         if end > arena.rows:
             n = max(end, 2 * arena.rows, self._expected.get(module.number, 0))
-            module.arena = arena.grown(n, module.size) if arena.rows else Arena(layout.blocks, n)
+            module.arena = arena.grown(n, module.size) if arena.rows else RowMemory(layout.blocks, n)
             module.seen = -1
         module.add(rows, self._columns(called.stage, rows) if layout.columns else ())
         if module.seen != self._held.moved:

@@ -15,7 +15,7 @@ from geartrain.native.calls import pointer
 from geartrain.native.rows import take
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.loop.module import TurnModule
-from geartrain.nodes.loop.tables import Arena
+from geartrain.nodes.loop.tables import RowMemory
 from geartrain.nodes.loop.tensors import FiringTensors
 from geartrain.nodes.loop.turn import Got
 from geartrain.nodes.loop.updates import Updates
@@ -73,7 +73,7 @@ class Returning:
         if self._updates is not None and layout.form.split:
             self._short = self._updates.astype(np.uint8)
             several, at_updates = int(self._short.max()) + 1, pointer(self._short) - first
-        self._arena, self._sums = Arena(layout.back_blocks, n), layout.sums(several)
+        self._arena, self._sums = RowMemory(layout.back_blocks, n), layout.sums(several)
         layout.place_back(module.arena, self._arena, first, self._sums, held, gradients)
         self._wanted = np.zeros(n, np.uint8)
         # Where both would lie if they began with the first row of the module.

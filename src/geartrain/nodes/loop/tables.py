@@ -52,7 +52,7 @@ class Block:
 
 
 @final
-class Arena:
+class RowMemory:
     """Memory for some rows of several tensors.
 
     Args:
@@ -84,9 +84,9 @@ class Arena:
         begin = self.begins[k] // block.dtype.itemsize + first * block.entries
         return typed.as_strided((n, *block.tail), block.strides, begin)
 
-    def grown(self, rows: int, used: int) -> Arena:
+    def grown(self, rows: int, used: int) -> RowMemory:
         """A larger one, with the rows that have been used."""
-        found = Arena(self._blocks, rows)
+        found = RowMemory(self._blocks, rows)
         for k in range(len(self._blocks)):
             found.view(k, 0, used).copy_(self.view(k, 0, used))
         return found
@@ -278,7 +278,7 @@ class Layout:
         apart = 0 if self.as_asked else 2
         words[2 * n :] = (self.into, len(self.reads), apart, pointer(self.reads), 0, 0, 0)
 
-    def place(self, arena: Arena, held: FiringTensors) -> None:
+    def place(self, arena: RowMemory, held: FiringTensors) -> None:
         """Write where everything lies that the forward reads and writes.
 
         Args:
@@ -303,8 +303,8 @@ class Layout:
 
     def place_back(
         self,
-        arena: Arena,
-        back: Arena,
+        arena: RowMemory,
+        back: RowMemory,
         first: int,
         sums: Sequence[Tensor | None],
         held: FiringTensors,
