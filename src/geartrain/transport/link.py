@@ -379,9 +379,8 @@ class Transport:
 
     def _send(self, to: int, record: Record, stamp: IntArray) -> None:
         """Send a message with a stamp, which has the messages to that process before it."""
-        near, push = self._near, self._pushes[to]
-        if near is None and push is None:
-            push = self._connect_later(to)
+        near = self._near
+        push = None if near is not None else self._pushes[to] or self._connect_later(to)
         order, lent = self._order, 0
         if self._common is not None:
             record, lent = self._common.put(to, record)
@@ -397,7 +396,7 @@ class Transport:
         try:
             if near is not None:
                 near.send(to, frames)
-            else:
+            elif push is not None:
                 for frame in frames[:-1]:
                     _send(push, frame, _NOW | _MORE, True, False)
                 _send(push, frames[-1], _NOW, True, False)
@@ -454,8 +453,8 @@ class Transport:
         """Take what has come, and say whether anything has."""
         if self._near is not None:
             came = self._near.take()
-            for frames in came:
-                self._accept(frames, None, found)
+            for message in came:
+                self._accept(message, None, found)
             return bool(came)
         pair, pull = self._pair, self._pull
         taken = 0

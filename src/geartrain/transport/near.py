@@ -3,7 +3,7 @@
     send(to, frames) ─► [ sizes | frame | frame | ... ] ═══ socket file ═══► take() ─► frames
 
 ZeroMQ has a thread of its own in each process, which a message wakes at both ends. Where as many
-workers compute as there are cores, that is two that stand aside for every message. Here a message is
+workers compute as there are cores, these take turns with threads that compute. Here a message is
 one call of the kernel's at either end.
 
 A send never blocks: what the kernel has no room for, or whose receiver has not bound yet, waits in
@@ -30,11 +30,11 @@ from geartrain.errors import TransportError
 from geartrain.transport.record import Frame
 
 _SIZES: Final = struct.Struct("<II")
-"""Bytes of the first frame, and how many frames follow, whose bytes are then told in 64 bits each."""
+"""Bytes of the first frame, and how many follow, whose bytes are then told in 64 bits each."""
 _ROOM_BYTES: Final = 1 << 17
 """That are read at once; what is larger by itself is read to where it stays."""
 _KERNEL_BYTES: Final = 1 << 20
-"""Room in the kernel for what one process has sent to another one, of which it grants what it may."""
+"""Room in the kernel for what one process has sent to another; it grants what it may."""
 _BACKLOG: Final = 128
 _MOST_BUFFERS: Final = 512  # of one call of the kernel's
 RETRY_S: Final = 0.01
@@ -60,11 +60,10 @@ class _Coming:
 class _Going:
     """What is written to another process."""
 
-    __slots__ = ("reached", "socket", "waiting")
+    __slots__ = ("socket", "waiting")
 
     def __init__(self) -> None:
         self.socket: socket.socket | None = None
-        self.reached = False
         self.waiting: deque[memoryview] = deque()
 
 
@@ -358,7 +357,9 @@ def _stream() -> socket.socket:
 
 def _sizes(frames: Sequence[Any]) -> bytes:
     head = _SIZES.pack(len(frames[0]), len(frames) - 1)
-    return head if len(frames) == 1 else head + struct.pack(f"<{len(frames) - 1}Q", *map(_nbytes, frames[1:]))
+    if len(frames) == 1:
+        return head
+    return head + struct.pack(f"<{len(frames) - 1}Q", *map(_nbytes, frames[1:]))
 
 
 def _nbytes(buffer: Any) -> int:

@@ -53,8 +53,8 @@ DROPPED_S: Final = 1.0
 """So long a worker may take to end its firing and drop what it holds after another one's death; one
 that is made anew costs about as much."""
 _SLOW_S: Final = 0.002
-"""What is said to workers goes with instances that are admitted by it, unless the data took longer
-for the last ones."""
+"""What is said to workers goes with instances that are admitted by it, where these are of a list
+and the last of them took no longer."""
 _WAIT_S: Final = 0.2  # the longest wait, so that signals and stopped workers are seen
 
 
@@ -105,7 +105,7 @@ class Parent:
         self._flying = Flying(MOST_FLYING)
         self._phase: Literal["apart", "handing over", "together"] = "apart"
         self._began = time.perf_counter()
-        self._slow = True  # the data were, when they were asked last
+        self._slow = True  # whether the data were, when they were last asked
         self._apart_s = 0.0  # until all had what they were handed
         self.seconds = 0.0
 
@@ -420,8 +420,8 @@ class Parent:
         if again is not None:
             return again
         assert self._transport is not None
-        if self._slow:  # nobody waits for data that he does not need
-            self._transport.flush()
+        if self._slow or not self._feeder.waits_for_nobody:
+            self._transport.flush()  # workers go on by it while the data are waited for
         began = time.perf_counter()
         found = self._feeder.admit(self._engine)
         self._slow = time.perf_counter() - began > _SLOW_S
