@@ -459,7 +459,20 @@ def test_shared_weights_of_one_memory_travel_no_more_once_their_optimiser_rememb
         assert part.version == 2 * second.updates[name]
 
 
-def test_what_the_program_says_to_a_worker_goes_in_one_message_with_what_it_feeds() -> None:
+class Stream:
+    """Pairs that are no list: when the next one comes is not known."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[gt.Instance]:
+        return iter(pairs(self.n))
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_what_the_program_says_to_a_worker_goes_with_what_it_feeds_unless_that_may_take_long(
+    listed: bool,
+) -> None:
     """That an instance has finished, the frame of the one in its place, and its rows."""
     seen: list[Worked] = []
 
@@ -468,29 +481,10 @@ def test_what_the_program_says_to_a_worker_goes_in_one_message_with_what_it_feed
             seen.append(event)
 
     session = one_at_a_time(processes(2), instruments=[Listens()])
-    session.fit(pairs(200), epochs=1)
+    session.fit(pairs(200) if listed else Stream(200), epochs=1)
     (event,) = seen
     told = {x.receiver: x.messages for x in event.links if x.sender == 2}
-    # One for each instance, and what a pass begins and ends with; apart they would be 400 and more.
-    assert told.keys() == {0, 1} and all(200 <= n < 230 for n in told.values()), told
-
-
-def test_data_that_wait_for_what_training_does_are_not_waited_for() -> None:
-    """A step is taken when its instance has finished, though nothing is fed in its place."""
-    rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=1)
-    session = one_at_a_time(processes(2), rules)
-    stepped: list[bool] = []
-
-    class Waits:
-        def __iter__(self) -> Iterator[gt.Instance]:
-            for instance in pairs(5):
-                weights = session.parts["first"].parameters[0]  # several rows of an instance
-                before = weights.detach().clone()
-                yield instance
-                end = time.monotonic() + 20
-                while torch.equal(weights, before) and time.monotonic() < end:
-                    threading.Event().wait(0.001)
-                stepped.append(time.monotonic() < end)
-
-    session.fit(Waits(), epochs=1)
-    assert stepped == 5 * [True]
+    assert told.keys() == {0, 1}
+    # One for each instance, and what a pass begins and ends with; or the former by itself.
+    least, most = (200, 230) if listed else (400, 430)
+    assert all(least <= n < most for n in told.values()), told
