@@ -486,5 +486,5 @@ def test_what_the_program_says_to_a_worker_goes_with_what_it_feeds_unless_that_m
     told = {x.receiver: x.messages for x in event.links if x.sender == 2}
     assert told.keys() == {0, 1}
     # One for each instance, and what a pass begins and ends with; or the former by itself.
-    least, most = (200, 230) if listed else (400, 430)
+    least, most = (200, 300) if listed else (400, 500)
     assert all(least <= n < most for n in told.values()), told
