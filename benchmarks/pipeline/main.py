@@ -67,14 +67,15 @@ class Running:
         try:
             asked = requests(system, work, f"file://{folder / 'store'}")
             for request, said in zip(asked, self._said, strict=False):
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks.pipeline.systems"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=said.open("w"),
-                    text=True,
-                    env=os.environ | more,
-                )
+                with said.open("w") as errors:
+                    process = subprocess.Popen(
+                        [sys.executable, "-m", "benchmarks.pipeline.systems"],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=errors,
+                        text=True,
+                        env=os.environ | more,
+                    )
                 self._processes.append(process)
                 self._say(process, json.dumps(request))
             self._hear()
