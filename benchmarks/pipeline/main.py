@@ -219,6 +219,9 @@ def main() -> None:
     systems += [f"{name}:{m}" for name in schedules for m in microbatches]
     systems = named or systems
     work = Work(**given)
+    for system in filter(is_peer, systems):
+        if work.batch % int(system.partition(":")[2]):
+            parser.error(f"{system}: {work.batch} rows do not fall into so many equal microbatches")
     four = balanced(work, 4) if {s.partition(":")[0] for s in systems} & {*OF_SEVERAL} else ()
     work = Work(**given, cuts=balanced(work, 2), four=four)
     print(f"cut before block {work.cuts[0]}", file=sys.stderr)

@@ -83,7 +83,7 @@ def end_of(line: str, number: int, folder: Path) -> Transport:
             os.ftruncate(file.fileno(), 2 * AREA_BYTES)
             memory = np.frombuffer(mmap.mmap(file.fileno(), 2 * AREA_BYTES), np.uint8)
         common = Common(memory, number, 2, (0, 1))
-        return Transport(number, 2, folder, common=common, near=True)
+        return Transport(number, 2, folder, common=common, direct=True)
     keys = Keys.make() if line == "curve" else None
     me = Transport(number, 2, "tcp://127.0.0.1:*", keys=keys, plain=keys is None)
     public = "" if keys is None else keys.public.decode()

@@ -22,13 +22,13 @@ LONG_S = 20.0
 Make = Callable[..., list[Transport]]
 
 
-@pytest.fixture(params=[False, True], ids=["zmq", "near"])
+@pytest.fixture(params=[False, True], ids=["zmq", "direct"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     with ExitStack() as stack:
 
         def made(n: int, **more: object) -> list[Transport]:
             return [
-                stack.enter_context(Transport(k, n, tmp_path, near=request.param, **more))
+                stack.enter_context(Transport(k, n, tmp_path, direct=request.param, **more))
                 for k in range(n)
             ]
 

@@ -34,9 +34,9 @@ from geartrain.errors import TransportError
 from geartrain.frames.message import IntArray
 from geartrain.transport.causal import CausalOrder
 from geartrain.transport.common import LENT, Common
+from geartrain.transport.direct import RETRY_S, Direct
 from geartrain.transport.door import Door, who_sent
 from geartrain.transport.keys import Keys
-from geartrain.transport.near import RETRY_S, Near
 from geartrain.transport.pulse import Pulse
 from geartrain.transport.record import (
     GONE,
@@ -91,8 +91,8 @@ class Transport:
         plain: Tcp without keys: whoever reaches the port can read, change and end the run.
         pulse: Watches who is connected by tcp; None: nobody does, but for the kernel.
         common: Memory that all processes have, for large tensors; None: they go in messages.
-        near: In a folder, the processes look for messages often, and large tensors lie in common
-            memory: no thread moves bytes (`near.py`). All of them are, or none is.
+        direct: In a folder, the processes look for messages often, and large tensors lie in common
+            memory: no thread moves bytes (`direct.py`). All of them are, or none is.
 
     Raises:
         ValueError: A number out of range, a folder whose path is too long for sockets, or tcp with
@@ -113,7 +113,7 @@ class Transport:
         plain: bool = False,
         pulse: Pulse | None = None,
         common: Common | None = None,
-        near: bool = False,
+        direct: bool = False,
     ) -> None:
         if generation < 0:
             raise ValueError(f"Transport(generation={generation}): give 0 or more")
@@ -126,10 +126,10 @@ class Transport:
         self._folder = at if isinstance(at, Path) else None
         self._pid = os.getpid()
         self._closed = False
-        self._near: Near | None = None
+        self._direct: Direct | None = None
         self._pushes: list[zmq.Socket[bytes] | None] = [None] * n
-        if near:
-            self.address = self._bind_near(at)
+        if direct:
+            self.address = self._bind_direct(at)
         else:
             self._context = zmq.Context(io_threads=1)
             self._pull: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
@@ -139,7 +139,7 @@ class Transport:
                 self._context.destroy(linger=0)
                 raise
             self._pair = [(self._pull, zmq.POLLIN)]
-        self._fd = int(self._pull.getsockopt(zmq.FD)) if self._near is None else self._near.fd
+        self._fd = int(self._pull.getsockopt(zmq.FD)) if self._direct is None else self._direct.fd
         self._poller = select.poll()
         self._poller.register(self._fd, select.POLLIN)
         self._inner = {self._fd}
@@ -157,15 +157,15 @@ class Transport:
         self._counters = Counters(n)
         self._dropped = 0
 
-    def _bind_near(self, at: Path | str) -> str:
+    def _bind_direct(self, at: Path | str) -> str:
         if not isinstance(at, Path):
-            raise ValueError(f"Transport({at!r}, near=True): give a folder")
+            raise ValueError(f"Transport({at!r}, direct=True): give a folder")
         files = [socket_file(at, k, self._generation) for k in range(self._n)]
         address = files[self._me]
         self._require_new(address)
         names = [file.removeprefix(IPC) for file in files]
         try:
-            self._near = Near(names[self._me], names, self._bounds.most_bytes)
+            self._direct = Direct(names[self._me], names, self._bounds.most_bytes)
         except OSError as error:
             raise self._unbound(address, error) from error
         return address
@@ -379,8 +379,8 @@ class Transport:
 
     def _send(self, to: int, record: Record, stamp: IntArray) -> None:
         """Send a message with a stamp, which has the messages to that process before it."""
-        near = self._near
-        push = None if near is not None else self._pushes[to] or self._connect_later(to)
+        direct = self._direct
+        push = None if direct is not None else self._pushes[to] or self._connect_later(to)
         order, lent = self._order, 0
         if self._common is not None:
             record, lent = self._common.put(to, record)
@@ -394,8 +394,8 @@ class Transport:
                 f"{self._bounds.most_bytes:,} are the most; send fewer rows at a time"
             )
         try:
-            if near is not None:
-                near.send(to, frames)
+            if direct is not None:
+                direct.send(to, frames)
             elif push is not None:
                 for frame in frames[:-1]:
                     _send(push, frame, _NOW | _MORE, True, False)
@@ -437,7 +437,7 @@ class Transport:
         while True:
             left = end - time.monotonic()
             wait_s = max(0.0, left)
-            if self._near is not None and self._near.unreached:
+            if self._direct is not None and self._direct.unreached:
                 wait_s = min(wait_s, RETRY_S)
             events = self._poller.poll(math.ceil(wait_s * 1e3))
             # The descriptor of ZeroMQ says that something may have changed, not that a message
@@ -451,8 +451,8 @@ class Transport:
 
     def _take(self, found: list[tuple[int, Record]]) -> bool:
         """Take what has come, and say whether anything has."""
-        if self._near is not None:
-            came = self._near.take()
+        if self._direct is not None:
+            came = self._direct.take()
             for message in came:
                 self._accept(message, None, found)
             return bool(came)
@@ -540,8 +540,8 @@ class Transport:
             self._pushes[who] = None
         if self._door is not None:
             self._door.dismiss(who)
-        if self._near is not None:
-            self._near.forget(who)
+        if self._direct is not None:
+            self._direct.forget(who)
         if self._common is not None:
             self._common.forget(who)
         self._counters.forget(who)
@@ -643,8 +643,8 @@ class Transport:
         self._closed = True
         if self._pid != os.getpid():
             return  # the sockets of a fork are its parent's
-        if self._near is not None:
-            self._near.close(linger_s, to)
+        if self._direct is not None:
+            self._direct.close(linger_s, to)
             return
         if self.address.startswith(IPC):  # ZeroMQ leaves the file
             Path(self.address.removeprefix(IPC)).unlink(missing_ok=True)

@@ -55,7 +55,7 @@ class ForkedChannel(AbstractChannel):
         folder, generation = place
         assert folder is not None
         common = common_of(self.regions[COMMON].bytes, me, n)
-        return Transport(me, n, Path(folder), generation, common=common, near=True)
+        return Transport(me, n, Path(folder), generation, common=common, direct=True)
 
     def join(self, transport: Transport, told: bytes) -> None:
         """All are found by the names of their socket files."""

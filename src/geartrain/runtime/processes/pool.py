@@ -143,7 +143,7 @@ class Pool(AbstractPool):
     def transport(self, place: tuple[str | None, int]) -> Transport:
         n = len(self.members)
         common = common_of(self._common, n, n + 1)
-        return Transport(n, n + 1, self.server.folder, place[1], common=common, near=True)
+        return Transport(n, n + 1, self.server.folder, place[1], common=common, direct=True)
 
     def join(self, transport: Transport, told: Sequence[Mapping[str, Any]]) -> bytes:
         return b"go"  # socket files have names that all know

@@ -68,7 +68,7 @@ class _Going:
 
 
 @final
-class Near:
+class Direct:
     """The sockets of one process.
 
     Args:

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geartrain.errors import TransportError
+from geartrain.transport.direct import Direct
 from geartrain.transport.link import Transport
-from geartrain.transport.near import Near
 from geartrain.transport.record import Frame, Record
 
 LONG_S = 20.0
@@ -32,20 +32,20 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def make(tmp_path: Path, stack: ExitStack) -> Callable[..., list[Near]]:
+def make(tmp_path: Path, stack: ExitStack) -> Callable[..., list[Direct]]:
     """So many processes' sockets in a folder."""
 
-    def made(n: int, most_bytes: int = 1 << 30) -> list[Near]:
+    def made(n: int, most_bytes: int = 1 << 30) -> list[Direct]:
         files = [str(tmp_path / str(k)) for k in range(n)]
-        found = [Near(file, files, most_bytes) for file in files]
-        for near in found:
-            stack.callback(near.close, 0.0)
+        found = [Direct(file, files, most_bytes) for file in files]
+        for direct in found:
+            stack.callback(direct.close, 0.0)
         return found
 
     return made
 
 
-def taken(receiver: Near, n: int, *others: Near) -> list[list[bytes]]:
+def taken(receiver: Direct, n: int, *others: Direct) -> list[list[bytes]]:
     """The next n messages, waited for; others look for theirs meanwhile, and have none."""
     found: list[list[bytes]] = []
     end = time.monotonic() + LONG_S
@@ -76,9 +76,9 @@ def polled(transport: Transport, n: int, *others: Transport) -> list[tuple[int, 
 def test_messages_of_all_sizes_come_whole_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[list[int]]
 ) -> None:
-    folder = tmp_path_factory.mktemp("near")
+    folder = tmp_path_factory.mktemp("direct")
     files = [str(folder / str(k)) for k in range(2)]
-    a, b = (Near(file, files, 1 << 30) for file in files)
+    a, b = (Direct(file, files, 1 << 30) for file in files)
     try:
         draw = np.random.default_rng(len(sizes))
         sent = [[draw.bytes(size) for size in frames] for frames in sizes]
@@ -91,7 +91,7 @@ def test_messages_of_all_sizes_come_whole_and_in_order(
 
 
 def test_what_the_kernel_has_no_room_for_waits_and_nothing_overtakes_it(
-    make: Callable[..., list[Near]],
+    make: Callable[..., list[Direct]],
 ) -> None:
     a, b = make(2)
     sent = [[bytes([k]) * 50_000] for k in range(200)]  # ten megabytes
@@ -101,8 +101,8 @@ def test_what_the_kernel_has_no_room_for_waits_and_nothing_overtakes_it(
     assert not a._full  # it is not asked for room any more
 
 
-def test_a_message_may_come_in_pieces(make: Callable[..., list[Near]], tmp_path: Path) -> None:
-    (near,) = make(1)
+def test_a_message_may_come_in_pieces(make: Callable[..., list[Direct]], tmp_path: Path) -> None:
+    (direct,) = make(1)
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with stream:
         stream.connect(str(tmp_path / "0"))
@@ -112,23 +112,23 @@ def test_a_message_may_come_in_pieces(make: Callable[..., list[Near]], tmp_path:
         found: list[list[Frame]] = []
         for byte in 2 * said:
             stream.sendall(bytes([byte]))
-            found += near.take()
+            found += direct.take()
         assert [[bytes(frame) for frame in frames] for frames in found] == 2 * [whole]
         for piece in (said[:-1], said[-1:] + said + said[:5], said[5:]):
             stream.sendall(piece)
-        assert taken(near, 3) == 3 * [whole]
+        assert taken(direct, 3) == 3 * [whole]
         stream.sendall(said[:-1])
-    while near._coming:  # who hangs up in the middle has said nothing
-        assert near.take() == []
+    while direct._coming:  # who hangs up in the middle has said nothing
+        assert direct.take() == []
 
 
 def test_who_is_not_there_yet_is_written_to_when_he_is(tmp_path: Path) -> None:
     files = [str(tmp_path / str(k)) for k in range(2)]
-    a = Near(files[0], files, 1 << 30)
+    a = Direct(files[0], files, 1 << 30)
     for k in range(3):
         a.send(1, [bytes([k])])
     assert a.unreached
-    b = Near(files[1], files, 1 << 30)
+    b = Direct(files[1], files, 1 << 30)
     assert taken(b, 3, a) == [[b"\0"], [b"\1"], [b"\2"]]
     assert not a.unreached
     a.close(0.0)
@@ -146,14 +146,14 @@ def test_who_is_not_there_yet_is_written_to_when_he_is(tmp_path: Path) -> None:
     ids=["no message", "a large frame", "a large frame behind", "many frames"],
 )
 def test_what_is_no_message_or_too_large_is_refused_before_there_is_room_for_it(
-    make: Callable[..., list[Near]], tmp_path: Path, said: bytes
+    make: Callable[..., list[Direct]], tmp_path: Path, said: bytes
 ) -> None:
-    (near,) = make(1, most_bytes=100_000)
+    (direct,) = make(1, most_bytes=100_000)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
         stream.connect(str(tmp_path / "0"))
         stream.sendall(said)
         with pytest.raises(TransportError, match="cannot be read: it begins with"):
-            taken(near, 1)
+            taken(direct, 1)
 
 
 def test_no_thread_is_started_and_all_descriptors_are_closed(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_no_thread_is_started_and_all_descriptors_are_closed(tmp_path: Path) -> 
 
     before, files = tasks(), len(os.listdir("/proc/self/fd"))
     with (
-        Transport(0, 2, tmp_path, near=True) as a,
-        Transport(1, 2, tmp_path, near=True) as b,
+        Transport(0, 2, tmp_path, direct=True) as a,
+        Transport(1, 2, tmp_path, direct=True) as b,
     ):
         a.send(1, Record(16, (7,), arrays=(torch.ones(3),)))
         b.send(0, Record(16, (8,)))
@@ -177,8 +177,8 @@ def test_no_thread_is_started_and_all_descriptors_are_closed(tmp_path: Path) -> 
 
 def test_arrays_apart_come_as_they_went_and_may_be_written_to(tmp_path: Path) -> None:
     with (
-        Transport(0, 2, tmp_path, near=True) as a,
-        Transport(1, 2, tmp_path, near=True) as b,
+        Transport(0, 2, tmp_path, direct=True) as a,
+        Transport(1, 2, tmp_path, direct=True) as b,
     ):
         large = [torch.randn(300, 301), torch.arange(100_001, dtype=torch.uint8)]
         a.send(1, Record(16, arrays=(*large, np.arange(5))))
@@ -190,8 +190,8 @@ def test_arrays_apart_come_as_they_went_and_may_be_written_to(tmp_path: Path) ->
 
 def test_a_wait_ends_as_soon_as_something_comes(tmp_path: Path) -> None:
     with (
-        Transport(0, 2, tmp_path, near=True) as a,
-        Transport(1, 2, tmp_path, near=True) as b,
+        Transport(0, 2, tmp_path, direct=True) as a,
+        Transport(1, 2, tmp_path, direct=True) as b,
     ):
         b.poll()
         timer = threading.Timer(0.05, lambda: None)
@@ -204,11 +204,11 @@ def test_a_wait_ends_as_soon_as_something_comes(tmp_path: Path) -> None:
 
 
 def test_a_wait_that_has_something_for_who_is_not_there_tries_again(tmp_path: Path) -> None:
-    with Transport(0, 2, tmp_path, near=True) as a:
+    with Transport(0, 2, tmp_path, direct=True) as a:
         a.send(1, Record(16))
         waits = threading.Thread(target=a.poll, args=(LONG_S,))
         waits.start()
-        with Transport(1, 2, tmp_path, near=True) as b:
+        with Transport(1, 2, tmp_path, direct=True) as b:
             assert len(polled(b, 1)) == 1
             b.send(0, Record(16))
             waits.join(LONG_S)
@@ -216,11 +216,11 @@ def test_a_wait_that_has_something_for_who_is_not_there_tries_again(tmp_path: Pa
 
 
 def test_a_receiver_that_was_replaced_notices_what_was_lost(tmp_path: Path) -> None:
-    with Transport(0, 2, tmp_path, near=True) as a:
-        with Transport(1, 2, tmp_path, near=True) as b:
+    with Transport(0, 2, tmp_path, direct=True) as a:
+        with Transport(1, 2, tmp_path, direct=True) as b:
             a.send(1, Record(16))
             polled(b, 1)
-        with Transport(1, 2, tmp_path, near=True) as b:
+        with Transport(1, 2, tmp_path, direct=True) as b:
             a.send(1, Record(16))
             with pytest.raises(TransportError, match="from process 0 to process 1 were lost"):
                 polled(b, 1)
@@ -228,8 +228,8 @@ def test_a_receiver_that_was_replaced_notices_what_was_lost(tmp_path: Path) -> N
 
 def test_what_was_sent_before_closing_arrives_if_it_is_given_the_time(tmp_path: Path) -> None:
     came: list[tuple[int, Record]] = []
-    with Transport(1, 2, tmp_path, near=True) as b:
-        a = Transport(0, 2, tmp_path, near=True)
+    with Transport(1, 2, tmp_path, direct=True) as b:
+        a = Transport(0, 2, tmp_path, direct=True)
         for _ in range(10):
             a.send(1, Record(16, arrays=(torch.zeros(1 << 20),)))
         reader = threading.Thread(target=lambda: came.extend(polled(b, 10)))
@@ -237,7 +237,7 @@ def test_what_was_sent_before_closing_arrives_if_it_is_given_the_time(tmp_path: 
         a.close(LONG_S)
         reader.join(2 * LONG_S)
         assert len(came) == 10
-    a = Transport(0, 2, tmp_path, near=True)
+    a = Transport(0, 2, tmp_path, direct=True)
     a.send(1, Record(16))  # which is not there any more
     began = time.monotonic()
     a.close(LONG_S, to=0)
@@ -246,20 +246,23 @@ def test_what_was_sent_before_closing_arrives_if_it_is_given_the_time(tmp_path: 
 
 def test_where_it_may_be(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give a folder"):
-        Transport(0, 2, "tcp://127.0.0.1:*", plain=True, near=True)
+        Transport(0, 2, "tcp://127.0.0.1:*", plain=True, direct=True)
     with pytest.raises(TransportError, match="cannot be reached"):
-        Transport(0, 2, tmp_path / "absent", near=True)
-    with Transport(0, 2, tmp_path, near=True), pytest.raises(TransportError, match="there already"):
-        Transport(0, 2, tmp_path, near=True)
+        Transport(0, 2, tmp_path / "absent", direct=True)
+    with (
+        Transport(0, 2, tmp_path, direct=True),
+        pytest.raises(TransportError, match="there already"),
+    ):
+        Transport(0, 2, tmp_path, direct=True)
     tmp_path.chmod(0o755)
     with pytest.raises(TransportError, match="others could write"):
-        Transport(1, 2, tmp_path, near=True)
+        Transport(1, 2, tmp_path, direct=True)
     tmp_path.chmod(0o700)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_fork_leaves_the_socket_file_of_its_parent(tmp_path: Path) -> None:
-    a = Transport(0, 2, tmp_path, near=True)
+    a = Transport(0, 2, tmp_path, direct=True)
     a._pid += 1
     a.close()
     assert (tmp_path / "0.0").exists()
