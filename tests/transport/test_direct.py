@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -99,6 +101,31 @@ def test_what_the_kernel_has_no_room_for_waits_and_nothing_overtakes_it(
         a.send(1, frames)
     assert taken(b, 200, a) == sent
     assert not a._full  # it is not asked for room any more
+
+
+def test_a_sender_that_is_faster_does_not_keep_the_receiver(
+    make: Callable[..., list[Direct]],
+) -> None:
+    """It sends on as it is read, as if it ran meanwhile."""
+    a, b = make(2)
+    a.send(1, [b"begin"])
+    taken(b, 1, a)
+    (coming,) = b._coming.values()
+
+    class Fast:
+        reads = 0
+
+        def recv_into(self, into: memoryview) -> int:
+            self.reads += 1
+            assert self.reads < 1000, "it never comes to an end"
+            some = len(into) // 64 * 64
+            into[:some] = (56).to_bytes(8, "little").ljust(64, b"x") * (some // 64)
+            return some
+
+    fast = Fast()
+    found: list[list[Frame]] = []
+    b._read(-1, cast(Any, SimpleNamespace(socket=fast, whole=None, filled=0, rest=b"")), found)
+    assert fast.reads > 1 and len(found) > 1000 and coming.socket
 
 
 def test_a_message_may_come_in_pieces(make: Callable[..., list[Direct]], tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ _ROOM_BYTES: Final = 1 << 17
 """That are read at once; what is larger by itself is read to where it stays."""
 _KERNEL_BYTES: Final = 1 << 20
 """Room in the kernel for what one process has sent to another; it grants what it may."""
+_MOST_READS: Final = 32
+"""Of one connection in a row: who is faster than this process must not keep it from going on."""
 _BACKLOG: Final = 128
 _MOST_BUFFERS: Final = 512  # of one call of the kernel's
 RETRY_S: Final = 0.01
@@ -173,7 +175,7 @@ class Direct:
 
     def _read(self, fd: int, coming: _Coming, found: list[list[Frame]]) -> None:
         """Take what one process has sent, as far as it is there."""
-        while True:
+        for _ in range(_MOST_READS):
             whole = coming.whole
             into = self._room if whole is None else memoryview(whole)[coming.filled :]
             try:
