@@ -16,6 +16,7 @@ tell (`causal.py`).
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
@@ -29,6 +30,9 @@ from typing import Any, Final, NoReturn, final
 from geartrain.errors import TransportError
 from geartrain.transport.record import Frame
 
+WANTED: Final = os.environ.get("GEARTRAIN_DIRECT") == "1"
+"""Whether worker processes of one host use it: where little else runs it may save time; where
+others have the cores it loses some."""
 _SIZES: Final = struct.Struct("<II")
 """Bytes of the first frame, and how many follow, whose bytes are then told in 64 bits each."""
 _ROOM_BYTES: Final = 1 << 17
