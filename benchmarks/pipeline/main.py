@@ -5,8 +5,9 @@
 
 Schedules want at least as many microbatches as parts.
 
-Every system has fresh processes for every round; ratios are within rounds. Equal minibatch, equal
-cut, equal optimiser, one kernel thread a process or worker.
+All systems stay alive and train the same minibatches once a round; ratios are within rounds. Equal
+minibatch, equal cut, equal optimiser, one kernel thread a process or worker. No wait is without a
+bound: a system that says nothing for ``--patience`` seconds is ended, and told with what it said.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Final, NoReturn
 
 import torch
 
@@ -36,36 +41,104 @@ from benchmarks.pipeline.systems import (
 
 Round = Mapping[str, Mapping[str, float]]
 
+PATIENCE_S: Final = 180.0
+_END_S: Final = 10.0
 
-def measure(system: str, work: Work) -> dict[str, float]:
-    """One run of one system; the last process tells rate and loss, CPU time is of all.
+
+class Running:
+    """The processes of one system, warm.
+
+    Args:
+        system, work: What is trained by what.
+        patience_s: The longest wait for an answer.
 
     Raises:
-        RuntimeError: A process failed; its stderr is in the message.
+        RuntimeError: A process failed or did not answer in time; what it said is in the message.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        store = f"file://{Path(folder) / 'store'}"
-        running = []
-        for request in requests(system, work, store):
-            process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.pipeline.systems"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=os.environ | {"OMP_NUM_THREADS": str(kernel_threads_of(system, work))},
-            )
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(request))
-            process.stdin.close()
-            process.stdin = None
-            running.append(process)
-        said = [process.communicate() for process in running]
-        for process, (_, errors) in zip(running, said, strict=True):
-            if process.returncode:
-                raise RuntimeError(f"{system} ended with {process.returncode}:\n{errors[-2000:]}")
-        replies: list[dict[str, float]] = [json.loads(out) for out, _ in said]
+
+    def __init__(self, system: str, work: Work, patience_s: float) -> None:
+        self._system, self._patience_s = system, patience_s
+        self._folder = tempfile.TemporaryDirectory()
+        folder = Path(self._folder.name)
+        self._processes: list[subprocess.Popen[str]] = []
+        self._said = [folder / "0", folder / "1"]
+        # Ranks meet on the loopback, whatever this host is called.
+        more = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(kernel_threads_of(system, work))}
+        try:
+            asked = requests(system, work, f"file://{folder / 'store'}")
+            for request, said in zip(asked, self._said, strict=False):
+                with said.open("w") as errors:
+                    process = subprocess.Popen(
+                        [sys.executable, "-m", "benchmarks.pipeline.systems"],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=errors,
+                        text=True,
+                        env=os.environ | more,
+                    )
+                self._processes.append(process)
+                self._say(process, json.dumps(request))
+            self._hear()
+        except BaseException:
+            self.close()
+            raise
+
+    def measure(self) -> dict[str, float]:
+        """One pass; the last process tells rate and loss, CPU time is of all."""
+        for process in self._processes:
+            self._say(process, "")
+        replies = self._hear()
         return replies[-1] | {"cpu_ms_per_row": sum(r["cpu_ms_per_row"] for r in replies)}
+
+    def _say(self, process: subprocess.Popen[str], line: str) -> None:
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # why it has ended is told below
+            print(line, file=process.stdin, flush=True)
+
+    def _hear(self) -> list[dict[str, float]]:
+        """A line of each."""
+        end = time.monotonic() + self._patience_s
+        missing = {p.stdout: k for k, p in enumerate(self._processes) if p.stdout is not None}
+        found: dict[int, dict[str, float]] = {}
+        while missing:
+            there, _, _ = select.select([*missing], [], [], max(0.0, end - time.monotonic()))
+            if not there:
+                self._refuse(min(missing.values()), f"said nothing for {self._patience_s:g} s")
+            for stdout in there:
+                k, line = missing.pop(stdout), stdout.readline()
+                if not line:  # others would wait for it
+                    self._refuse(k, "has ended")
+                found[k] = json.loads(line)
+        return [found[k] for k in sorted(found)]
+
+    def _refuse(self, k: int, what: str) -> NoReturn:
+        raise RuntimeError(f"{self._system} {what}:\n{self._said[k].read_text()[-2000:]}")
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+        self._folder.cleanup()
+
+
+def measure(system: str, work: Work, patience_s: float = PATIENCE_S) -> dict[str, float]:
+    """One pass of one system.
+
+    Raises:
+        RuntimeError: As of ``Running``.
+    """
+    with closing(Running(system, work, patience_s)) as running:
+        return running.measure()
 
 
 def balanced(work: Work, parts: int) -> tuple[int, ...]:
@@ -75,16 +148,24 @@ def balanced(work: Work, parts: int) -> tuple[int, ...]:
     return gt.Pipeline(network(work, tokens), parts=parts, by="time", sample=batches[0][0]).cuts
 
 
-def run_rounds(systems: Sequence[str], work: Work, rounds: int) -> list[Round]:
-    """Every system once a round, in turn."""
-    found = []
-    for k in range(rounds):
-        at = k % len(systems)
-        order = [*systems[at:], *systems[:at]]
-        found.append({system: measure(system, work) for system in order})
-        shown = {s: round(found[-1][s]["rows_per_second"], 1) for s in systems}
-        print(f"round {k + 1}: {shown}", file=sys.stderr)
+def run_rounds(
+    systems: Sequence[str], work: Work, rounds: int, patience_s: float = PATIENCE_S
+) -> list[Round]:
+    """Every system once a round, in turn; they get warm one after the other."""
+    found: list[Round] = []
+    with ExitStack() as stack:
+        alive = {s: stack.enter_context(closing(Running(s, work, patience_s))) for s in systems}
+        for k in range(rounds):
+            at = k % len(systems)
+            order = [*systems[at:], *systems[:at]]
+            found.append({system: alive[system].measure() for system in order})
+            _tell(k, systems, found)
     return found
+
+
+def _tell(k: int, systems: Sequence[str], found: Sequence[Round]) -> None:
+    shown = {s: round(found[-1][s]["rows_per_second"], 1) for s in systems}
+    print(f"round {k + 1}: {shown}", file=sys.stderr, flush=True)
 
 
 def best_peer(rounds: Sequence[Round]) -> str:
@@ -95,7 +176,7 @@ def best_peer(rounds: Sequence[Round]) -> str:
 
 def table(rounds: Sequence[Round], systems: Sequence[str]) -> str:
     """Markdown: medians with least and most, and ratios to the best peer within rounds."""
-    base = best_peer(rounds)
+    base = best_peer(rounds) if any(map(is_peer, systems)) else systems[0]
     lines = [
         f"| system | rows/s, median | min | max | times {base} (min to max) | CPU ms/row "
         "| mean loss |",
@@ -120,6 +201,8 @@ def main() -> None:
     parser.add_argument("--data", help="data folder; without it tokens are drawn at random")
     parser.add_argument("--network", choices=["decoder", "residual", "perceptron"])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--patience", type=float, default=PATIENCE_S, help="s; longest wait")
+    parser.add_argument("--systems", nargs="+", help="instead of all that the others name")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--microbatches", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--schedules", nargs="+", default=["1f1b", "gpipe"])
@@ -129,15 +212,20 @@ def main() -> None:
     parser.set_defaults(network="decoder")
     given = vars(parser.parse_args())
     rounds, in_flight = given.pop("rounds"), given.pop("in_flight")
+    patience_s, named = given.pop("patience"), given.pop("systems")
     microbatches, schedules = given.pop("microbatches"), given.pop("schedules")
     systems = ["plain:1", "plain:2"]
     systems += [f"{name}:{n}" for name in ("ours", "processes") for n in in_flight]
     systems += [f"{name}:{m}" for name in schedules for m in microbatches]
+    systems = named or systems
     work = Work(**given)
-    four = balanced(work, 4) if set(schedules) & set(OF_SEVERAL) else ()
+    for system in filter(is_peer, systems):
+        if work.batch % int(system.partition(":")[2]):
+            parser.error(f"{system}: {work.batch} rows do not fall into so many equal microbatches")
+    four = balanced(work, 4) if {s.partition(":")[0] for s in systems} & {*OF_SEVERAL} else ()
     work = Work(**given, cuts=balanced(work, 2), four=four)
     print(f"cut before block {work.cuts[0]}", file=sys.stderr)
-    print(table(run_rounds(systems, work, rounds), systems))
+    print(table(run_rounds(systems, work, rounds, patience_s), systems))
 
 
 if __name__ == "__main__":

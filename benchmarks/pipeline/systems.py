@@ -7,17 +7,20 @@
     gpipe:M         another schedule of it; interleaved:M and zerobubble:M have four parts, two a
                     process
 
-``python -m benchmarks.pipeline.systems`` reads one request (JSON) and prints one reply (JSON). A
-rank of the peer is such a process too; ``main`` starts both, and they meet on the loopback.
+``python -m benchmarks.pipeline.systems`` reads one request (JSON), trains to get warm and says so;
+then it trains as many minibatches for each line that comes, and prints a reply (JSON). A rank of
+the peer is such a process too; ``main`` starts both, and they meet on the loopback.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
@@ -52,6 +55,9 @@ SCHEDULES: Final[dict[str, Any]] = {
     "interleaved": ScheduleInterleaved1F1B,
     "zerobubble": ScheduleInterleavedZeroBubble,
 }
+MEET_S: Final = 120.0
+"""Ranks of the peer wait so long for one another."""
+
 OF_SEVERAL: Final = ("interleaved", "zerobubble")
 """Schedules that want several parts of each process."""
 
@@ -153,9 +159,10 @@ def pictures(work: Work, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def make_optimizer(work: Work) -> Any:
+    """The same for all systems; fused, as that is torch's fastest on a CPU."""
     if work.network == "decoder":
-        return partial(torch.optim.Adam, lr=work.rate, foreach=False)
-    return partial(torch.optim.SGD, lr=10 * work.rate, momentum=0.9, foreach=False)
+        return partial(torch.optim.Adam, lr=work.rate, fused=True)
+    return partial(torch.optim.SGD, lr=10 * work.rate, momentum=0.9, fused=True)
 
 
 def mean_loss(prediction: Tensor, target: Tensor) -> Tensor:
@@ -163,24 +170,35 @@ def mean_loss(prediction: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(prediction.flatten(0, -2), target.flatten())
 
 
-def plain(work: Work) -> dict[str, float]:
+Passes = Generator[dict[str, float], None, None]
+"""Replies, one for each pass over the timed minibatches; an empty one before says that it is warm.
+"""
+
+
+def plain(work: Work) -> Passes:
     """One process, one minibatch after the other."""
     batches, tokens = minibatches(work)
     model = network(work, tokens)
     optimizer = make_optimizer(work)(model.parameters())
-    losses = []
-    for k, (x, y) in enumerate(batches):
-        if k == work.warm_up:
-            began = Began()
-        optimizer.zero_grad()
-        loss = mean_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return began.reply(work, losses[work.warm_up :])
+
+    def train(some: Sequence[Minibatch]) -> list[float]:
+        losses = []
+        for x, y in some:
+            optimizer.zero_grad()
+            loss = mean_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        return losses
+
+    train(batches[: work.warm_up])
+    yield {}
+    while True:
+        began = Began()
+        yield began.reply(work, train(batches[work.warm_up :]))
 
 
-def ours(work: Work, in_flight: int, runtime: gt.AbstractRuntime) -> dict[str, float]:
+def ours(work: Work, in_flight: int, runtime: gt.AbstractRuntime) -> Passes:
     """Two parts on two workers, so many minibatches in flight."""
     batches, tokens = minibatches(work)
     model = network(work, tokens)
@@ -195,14 +213,16 @@ def ours(work: Work, in_flight: int, runtime: gt.AbstractRuntime) -> dict[str, f
     )
     instances = [gt.minibatch(x, y) for x, y in batches]
     session.fit(instances[: work.warm_up], epochs=1)
-    began = Began()
-    pids = getattr(runtime, "pids", ())
-    before = [cpu_s(pid) for pid in pids]
-    fit = session.fit(instances[work.warm_up :], epochs=2)
-    told = began.reply(work, [fit.history[-1].loss])
-    rows = work.steps * work.batch
-    used = sum(cpu_s(pid) - was for pid, was in zip(pids, before, strict=True))
-    return told | {"cpu_ms_per_row": told["cpu_ms_per_row"] + 1e3 * used / rows}
+    yield {}
+    for epoch in itertools.count(2):
+        began = Began()
+        pids = getattr(runtime, "pids", ())
+        before = [cpu_s(pid) for pid in pids]
+        fit = session.fit(instances[work.warm_up :], epochs=epoch)
+        told = began.reply(work, [fit.history[-1].loss])
+        rows = work.steps * work.batch
+        used = sum(cpu_s(pid) - was for pid, was in zip(pids, before, strict=True))
+        yield told | {"cpu_ms_per_row": told["cpu_ms_per_row"] + 1e3 * used / rows}
 
 
 def cpu_s(pid: int) -> float:
@@ -211,11 +231,11 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def peer(work: Work, rank: int, store: str, name: str, microbatches: int) -> dict[str, float]:
+def peer(work: Work, rank: int, store: str, name: str, microbatches: int) -> Passes:
     """One of the two ranks of torch's pipeline; the last one knows the losses."""
     ranks = len(work.cuts) + 1
     dist.init_process_group(
-        "gloo", rank=rank, world_size=ranks, init_method=store, timeout=timedelta(seconds=60)
+        "gloo", rank=rank, world_size=ranks, init_method=store, timeout=timedelta(seconds=MEET_S)
     )
     batches, tokens = minibatches(work)
     model = network(work, tokens)
@@ -230,27 +250,36 @@ def peer(work: Work, rank: int, store: str, name: str, microbatches: int) -> dic
     schedule = SCHEDULES[name](
         stages if name in OF_SEVERAL else stages[0], microbatches, loss_fn=mean_loss
     )
-    losses: list[float] = []
-    for k, (x, y) in enumerate(batches):
-        if k == work.warm_up:
+
+    def train(some: Sequence[Minibatch]) -> list[float]:
+        losses: list[float] = []
+        for x, y in some:
+            optimizer.zero_grad()
+            judged: list[Tensor] = []
+            if rank == 0:
+                schedule.step(x)
+            else:
+                schedule.step(target=y, losses=judged, return_outputs=False)
+                losses += map(float, judged)
+            optimizer.step()
+        return losses
+
+    try:
+        train(batches[: work.warm_up])
+        dist.barrier()
+        yield {}
+        while True:
             dist.barrier()
-            losses, began = [], Began()
-        optimizer.zero_grad()
-        judged: list[Tensor] = []
-        if rank == 0:
-            schedule.step(x)
-        else:
-            schedule.step(target=y, losses=judged, return_outputs=False)
-            losses += map(float, judged)
-        optimizer.step()
-    dist.barrier()
-    found = began.reply(work, losses or [float("nan")])
-    dist.destroy_process_group()
-    return found
+            began = Began()
+            losses = train(batches[work.warm_up :])
+            dist.barrier()
+            yield began.reply(work, losses or [float("nan")])
+    finally:
+        dist.destroy_process_group()
 
 
-def answer(request: dict[str, Any]) -> dict[str, float]:
-    """Do what a request asks for."""
+def passes(request: dict[str, Any]) -> Passes:
+    """What a request asks for."""
     given = request["work"]
     work = Work(**{**given, "cuts": tuple(given["cuts"]), "four": tuple(given["four"])})
     torch.set_num_threads(kernel_threads_of(request["system"], work))
@@ -281,14 +310,23 @@ def kernel_threads_of(system: str, work: Work) -> int:
     return int(number) if name == "plain" else work.kernel_threads
 
 
-def requests(system: str, work: Work, store: str) -> Iterator[dict[str, Any]]:
+def requests(system: str, work: Work, store: str) -> list[dict[str, Any]]:
     """What each process of a system is asked."""
     ranks = len(work.cuts) + 1 if is_peer(system) else 1
-    for rank in range(ranks):
-        yield {"system": system, "work": asdict(work), "rank": rank, "store": store}
+    asked = {"system": system, "work": asdict(work), "store": store}
+    return [asked | {"rank": rank} for rank in range(ranks)]
+
+
+def serve() -> None:
+    """Read a request, and answer each line that comes."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print goes to stderr
+    with closing(passes(json.loads(sys.stdin.readline()))) as found:
+        for reply in found:
+            print(json.dumps(reply), file=replies, flush=True)
+            if not sys.stdin.readline():
+                return
 
 
 if __name__ == "__main__":
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print goes to stderr
-    print(json.dumps(answer(json.loads(sys.stdin.read()))), file=replies, flush=True)
+    serve()

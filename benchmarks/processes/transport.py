@@ -6,7 +6,8 @@
     one way   a process sends batches as fast as it can, the other one takes them: batches/s, and
               CPU of both processes, with all of their threads, for each batch
     bare      the same bytes by ZeroMQ alone, without codec, order and counters: CPU of both
-    answered  one batch at a time, there and back: half of it, which is waking up for the most part
+    answered  one batch at a time, there and back: half of it, which is waking up for the most part;
+              and its CPU, of both processes with all their threads
 
 A batch is rows of 32 float32, three state columns and a return address, 160 bytes a row.
 """
@@ -36,6 +37,7 @@ from benchmarks.peers.figures import Document, Spread, machine
 from geartrain.frames.message import Forward
 from geartrain.transport.batches import Accepted, to_delivery_parts, to_record
 from geartrain.transport.common import AREA_BYTES, Common
+from geartrain.transport.direct import WANTED
 from geartrain.transport.keys import Keys
 from geartrain.transport.link import Transport
 from geartrain.transport.record import Bounds, Record, decode, encode
@@ -73,14 +75,16 @@ def codec_us(nbytes: int, repeats: int = 2000) -> float:
 
 
 def end_of(line: str, number: int, folder: Path) -> Transport:
-    """One end of a line: of socket files, also with common memory, of tcp, or of tcp with keys."""
+    """One end of a line: of socket files; of socket files and common memory, as worker processes of
+    one host have it; of tcp, or of tcp with keys."""
     if line == "ipc":
         return Transport(number, 2, folder)
     if line == "memory":
         with (folder / "common").open("ab+") as file:
             os.ftruncate(file.fileno(), 2 * AREA_BYTES)
             memory = np.frombuffer(mmap.mmap(file.fileno(), 2 * AREA_BYTES), np.uint8)
-        return Transport(number, 2, folder, common=Common(memory, number, 2, (0, 1)))
+        common = Common(memory, number, 2, (0, 1))
+        return Transport(number, 2, folder, common=common, direct=WANTED)
     keys = Keys.make() if line == "curve" else None
     me = Transport(number, 2, "tcp://127.0.0.1:*", keys=keys, plain=keys is None)
     public = "" if keys is None else keys.public.decode()
@@ -180,18 +184,18 @@ def one_way(inbox: Inbox, nbytes: int, count: int) -> Document:
     }
 
 
-def answered(inbox: Inbox, nbytes: int, count: int) -> float:
-    """Microseconds of one way, a batch at a time."""
+def answered(inbox: Inbox, nbytes: int, count: int) -> tuple[float, float]:
+    """Microseconds of one way, a batch at a time: by the clock, and of CPU of both processes."""
     me, batch = inbox.me, batch_of(nbytes)
     me.send(1, Record(ANSWER, (count,)))
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     for _ in range(count):
         me.send(1, to_record(1, 0, batch))
         record = inbox.next()
         to_delivery_parts(record, ACCEPTED)
-    seconds = time.perf_counter() - start
-    assert inbox.next().kind == DONE
-    return 1e6 * seconds / count / 2
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    done = inbox.next()
+    return 1e6 * seconds / count / 2, 1e6 * (cpu + done.floats[0]) / count / 2
 
 
 def measure(repeats: int, count: int, line: str = "ipc") -> Document:
@@ -216,7 +220,8 @@ def measure(repeats: int, count: int, line: str = "ipc") -> Document:
                 for nbytes in SIZES:
                     some = max(count // 50, min(count, (512 << 20) // nbytes))
                     found = one_way(inbox, nbytes, some)
-                    found["answered_us"] = answered(inbox, nbytes, some // 20)
+                    by_clock, cpu = answered(inbox, nbytes, some // 20)
+                    found |= {"answered_us": by_clock, "answered_cpu_us": cpu}
                     found["codec_us"] = codec_us(nbytes)
                     found["bare_us"] = bare_us(inbox, push, nbytes, some)
                     trials[str(nbytes)].append(found)
@@ -231,7 +236,7 @@ def measure(repeats: int, count: int, line: str = "ipc") -> Document:
 def markdown(document: Document) -> Iterator[str]:
     """The table, against the goals."""
     heads = ("batch", "one way, batches/s", "min to max", "MiB/s", "CPU, us: sender", "receiver")
-    heads += ("both", "min to max", "codec, us", "bare, us", "answered, us")
+    heads += ("both", "min to max", "codec, us", "bare, us", "answered, us", "CPU, us")
     yield f"| {' | '.join(heads)} |"
     yield "|---" * len(heads) + "|"
     for name, trials in document["trials"].items():
@@ -240,14 +245,18 @@ def markdown(document: Document) -> Iterator[str]:
         assert rates is not None and both is not None
         middle = {
             key: statistics.median(trial[key] for trial in trials)
-            for key in ("codec_us", "sender_us", "receiver_us", "answered_us", "bare_us")
+            for key in (
+                *("codec_us", "sender_us", "receiver_us", "bare_us"),
+                *("answered_us", "answered_cpu_us"),
+            )
         }
         yield (
             f"| {_size(int(name))} | {rates.median:,.0f} | "
             f"{rates.low:,.0f} to {rates.high:,.0f} | {rates.median * int(name) / 2**20:,.0f} | "
             f"{middle['sender_us']:.1f} | {middle['receiver_us']:.1f} | {both.median:.1f} | "
             f"{both.low:.1f} to {both.high:.1f} | {middle['codec_us']:.1f} | "
-            f"{middle['bare_us']:.1f} | {middle['answered_us']:.0f} |"
+            f"{middle['bare_us']:.1f} | {middle['answered_us']:.0f} | "
+            f"{middle['answered_cpu_us']:.1f} |"
         )
         if int(name) == 8 << 10:
             goal = f"8 KiB: at most {GOAL_CPU_US:.0f} us of CPU, {GOAL_RATE:,.0f} batches/s: "

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 import geartrain as gt
-from benchmarks.pipeline.main import best_peer, measure, table
-from benchmarks.pipeline.systems import Work, minibatches, ours, plain
+from benchmarks.pipeline.main import best_peer, measure, run_rounds, table
+from benchmarks.pipeline.systems import Passes, Work, minibatches, ours, plain
+
+
+def one_pass(passes: Passes) -> dict[str, float]:
+    """The reply to the first pass."""
+    with closing(passes):
+        assert next(passes) == {}
+        return next(passes)
+
 
 SMALL = Work(dim=8, blocks=2, heads=2, length=6, batch=4, warm_up=1, steps=3, cuts=(2,))
 
@@ -26,7 +35,8 @@ def test_minibatches_are_the_same_in_every_process_and_targets_follow_one_behind
 
 
 def test_our_pipeline_with_one_minibatch_in_flight_has_the_losses_of_the_plain_loop() -> None:
-    found, wanted = ours(SMALL, 1, gt.Threads(2, kernel_threads=1)), plain(SMALL)
+    found = one_pass(ours(SMALL, 1, gt.Threads(2, kernel_threads=1)))
+    wanted = one_pass(plain(SMALL))
     assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-4)
     assert min(found["rows_per_second"], wanted["rows_per_second"]) > 0
 
@@ -34,7 +44,8 @@ def test_our_pipeline_with_one_minibatch_in_flight_has_the_losses_of_the_plain_l
 @pytest.mark.parametrize("name", ["residual", "perceptron"])
 def test_pictures_are_cut_into_parts_that_learn_as_the_whole_does(name: str) -> None:
     work = replace(SMALL, network=name)
-    found, wanted = ours(work, 1, gt.Threads(2, kernel_threads=1)), plain(work)
+    found = one_pass(ours(work, 1, gt.Threads(2, kernel_threads=1)))
+    wanted = one_pass(plain(work))
     assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-3)
 
 
@@ -44,13 +55,28 @@ def test_pictures_are_cut_into_parts_that_learn_as_the_whole_does(name: str) -> 
 )
 def test_processes_have_the_losses_of_the_plain_loop(system: str) -> None:
     found = measure(system, replace(SMALL, four=(1, 2, 3)))
-    assert found["loss"] == pytest.approx(plain(SMALL)["loss"], rel=1e-4)
+    assert found["loss"] == pytest.approx(one_pass(plain(SMALL))["loss"], rel=1e-4)
 
 
 @pytest.mark.slow
 def test_a_process_that_fails_is_told_with_what_it_said() -> None:
     with pytest.raises(RuntimeError, match="give plain:KERNEL_THREADS, ours:IN_FLIGHT"):
         measure("other:1", SMALL)
+
+
+@pytest.mark.slow
+def test_a_system_that_says_nothing_is_ended() -> None:
+    with pytest.raises(RuntimeError, match=r"1f1b:2 said nothing for 0.01 s"):
+        measure("1f1b:2", SMALL, 0.01)
+
+
+@pytest.mark.slow
+def test_systems_stay_alive_and_train_a_pass_each_in_every_round() -> None:
+    systems = ["plain:1", "1f1b:2"]
+    rounds = run_rounds(systems, SMALL, 3)
+    for a, b in ((r["plain:1"], r["1f1b:2"]) for r in rounds):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-3)
+    assert rounds[2]["plain:1"]["loss"] < rounds[0]["plain:1"]["loss"]
 
 
 def test_tables_compare_within_rounds_with_the_best_peer() -> None:

@@ -104,6 +104,8 @@ class AbstractFeeder(ABC):
         exhausted: Whether nothing more is admitted.
         source_ended: Whether that is the end of the data.
         closed: Whether that is because somebody asked for the end.
+        waits_for_nobody: Whether the data are a list: to ask for the next ones takes no longer than
+            to make them, and what they are hangs on nothing that training has yet to do.
     """
 
     taken = 0
@@ -111,6 +113,7 @@ class AbstractFeeder(ABC):
     exhausted = False
     source_ended = False
     closed = False
+    waits_for_nobody = False
     outside: AbstractContextManager[object] = nullcontext()
 
     def close(self) -> None:
@@ -161,6 +164,7 @@ class Feeder(AbstractFeeder):
         self._instances, self._on_bad = instances, on_bad
         self._left = limit
         self._block = PackedAhead(instances) if isinstance(instances, InOrder) else None
+        self.waits_for_nobody = self._block is not None
         self._fed, self._admitted = Outbox(), 0  # of a minibatch that is not whole yet
 
     @property

@@ -23,15 +23,18 @@ import math
 import os
 import select
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, final
 
 import zmq
 
 from geartrain.errors import TransportError
+from geartrain.frames.message import IntArray
 from geartrain.transport.causal import CausalOrder
 from geartrain.transport.common import LENT, Common
+from geartrain.transport.direct import RETRY_S, Direct
 from geartrain.transport.door import Door, who_sent
 from geartrain.transport.keys import Keys
 from geartrain.transport.pulse import Pulse
@@ -39,12 +42,15 @@ from geartrain.transport.record import (
     GONE,
     HEARD,
     MOST_BYTES,
+    SEVERAL,
     Bounds,
     Envelope,
     Frame,
     Record,
     decode,
     encode,
+    joined,
+    parted,
 )
 from geartrain.transport.sockets import (
     IPC,
@@ -62,6 +68,9 @@ _send: Final = zmq.backend.Socket.send  # of the socket itself: what zmq.Socket 
 # tenth less at 1 MiB, needs a thread that takes them back, and whoever writes to one too early
 # changes what the other side gets.
 _MOST_A_POLL: Final = 256
+_MOST_TOGETHER: Final = 1 << 20
+"""Bytes of arrays in one message of several records; a larger record has one of its own."""
+_MANY_TOGETHER: Final = 64
 _LOOK_S: Final = 0.1
 
 
@@ -82,6 +91,8 @@ class Transport:
         plain: Tcp without keys: whoever reaches the port can read, change and end the run.
         pulse: Watches who is connected by tcp; None: nobody does, but for the kernel.
         common: Memory that all processes have, for large tensors; None: they go in messages.
+        direct: In a folder, the processes look for messages often, and large tensors lie in common
+            memory: no thread moves bytes (`direct.py`). All of them are, or none is.
 
     Raises:
         ValueError: A number out of range, a folder whose path is too long for sockets, or tcp with
@@ -102,6 +113,7 @@ class Transport:
         plain: bool = False,
         pulse: Pulse | None = None,
         common: Common | None = None,
+        direct: bool = False,
     ) -> None:
         if generation < 0:
             raise ValueError(f"Transport(generation={generation}): give 0 or more")
@@ -114,16 +126,20 @@ class Transport:
         self._folder = at if isinstance(at, Path) else None
         self._pid = os.getpid()
         self._closed = False
-        self._context = zmq.Context(io_threads=1)
+        self._direct: Direct | None = None
         self._pushes: list[zmq.Socket[bytes] | None] = [None] * n
-        self._pull: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
-        try:
-            self.address = self._bind(at)
-        except BaseException:
-            self._context.destroy(linger=0)
-            raise
-        self._pair = [(self._pull, zmq.POLLIN)]
-        self._fd = int(self._pull.getsockopt(zmq.FD))
+        if direct:
+            self.address = self._bind_direct(at)
+        else:
+            self._context = zmq.Context(io_threads=1)
+            self._pull: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
+            try:
+                self.address = self._bind(at)
+            except BaseException:
+                self._context.destroy(linger=0)
+                raise
+            self._pair = [(self._pull, zmq.POLLIN)]
+        self._fd = int(self._pull.getsockopt(zmq.FD)) if self._direct is None else self._direct.fd
         self._poller = select.poll()
         self._poller.register(self._fd, select.POLLIN)
         self._inner = {self._fd}
@@ -136,28 +152,50 @@ class Transport:
             self.watch(fd)
         self.ready: tuple[int, ...] = ()
         self._own: list[tuple[int, Record]] = []
+        self._gathers = False
+        self._gathered: dict[int, list[Record]] = {}  # of whom is written to, in that order
         self._counters = Counters(n)
         self._dropped = 0
+
+    def _bind_direct(self, at: Path | str) -> str:
+        if not isinstance(at, Path):
+            raise ValueError(f"Transport({at!r}, direct=True): give a folder")
+        files = [socket_file(at, k, self._generation) for k in range(self._n)]
+        address = files[self._me]
+        self._require_new(address)
+        names = [file.removeprefix(IPC) for file in files]
+        try:
+            self._direct = Direct(names[self._me], names, self._bounds.most_bytes)
+        except OSError as error:
+            raise self._unbound(address, error) from error
+        return address
+
+    def _require_new(self, address: str) -> None:
+        if os.path.lexists(address.removeprefix(IPC)):
+            raise TransportError(
+                f"{address} is there already: process {self._me} of generation "
+                f"{self._generation} runs, or was killed; take a new folder or generation"
+            )
+
+    def _unbound(self, address: str, error: Exception) -> TransportError:
+        return TransportError(
+            f"process {self._me} cannot be reached at {address} ({error}); give a folder that "
+            "is there and may be written to, or a free address"
+        )
 
     def _bind(self, at: Path | str) -> str:
         pull = self._pull
         address = at if isinstance(at, str) else socket_file(at, self._me, self._generation)
         prepare_pull(pull, address, self._bounds.most_bytes)
-        if isinstance(at, Path) and os.path.lexists(address.removeprefix(IPC)):
-            raise TransportError(
-                f"{address} is there already: process {self._me} of generation "
-                f"{self._generation} runs, or was killed; take a new folder or generation"
-            )
+        if isinstance(at, Path):
+            self._require_new(address)
         try:
             if self._keys is not None:
                 self._door = Door(pull, self._keys, address)
                 return self._door.address
             pull.bind(address)
         except zmq.ZMQError as error:
-            raise TransportError(
-                f"process {self._me} cannot be reached at {address} ({error}); give a folder that "
-                "is there and may be written to, or a free address"
-            ) from error
+            raise self._unbound(address, error) from error
         return pull.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def connect(
@@ -281,13 +319,72 @@ class Transport:
             return
         if to in self._order.gone:
             return
-        push = self._pushes[to]
-        if push is None:
-            push = self._connect_later(to)
+        if self._gathers and record.kind not in (HEARD, GONE):
+            self._gathered.setdefault(to, []).append(record)
+            return
+        if record.kind == GONE:
+            self.flush()
+        self._send(to, record, self._order.sent)
+        self._order.count(to)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is sent inside of this goes when it is over: to each process in one message.
+
+        Whatever any of them says stands in the stamps of all: a receiver that writes to another one
+        by what it is told is heard there after what that one is told. Arrays are copied as it goes.
+        """
+        if self._gathers:
+            yield
+            return
+        self._gathers = True
+        try:
+            yield
+        finally:
+            self._gathers = False
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what has been said ``together`` so far.
+
+        Raises:
+            TransportError: As ``send``; what is not refused has gone.
+        """
+        if not self._gathered:
+            return
+        gathered, self._gathered = self._gathered, {}
+        order, me = self._order, self._me
+        lots = [
+            (to, joined(lot))
+            for to, records in gathered.items()
+            for lot in _lots(records)
+            if to not in order.gone
+        ]
+        left = [0] * self._n
+        for to, _ in lots:
+            order.count(to)
+            left[to] += 1
+        failure: TransportError | None = None
+        for to, record in lots:
+            stamp = order.sent.copy()
+            stamp[me, to] -= left[to]
+            left[to] -= 1
+            try:
+                self._send(to, record, stamp)
+            except TransportError as error:
+                failure = failure or error
+                self._send(to, Record(HEARD), stamp)  # others have its number in their stamps
+        if failure is not None:
+            raise failure
+
+    def _send(self, to: int, record: Record, stamp: IntArray) -> None:
+        """Send a message with a stamp, which has the messages to that process before it."""
+        direct = self._direct
+        push = None if direct is not None else self._pushes[to] or self._connect_later(to)
         order, lent = self._order, 0
         if self._common is not None:
             record, lent = self._common.put(to, record)
-        frames = encode(record, order.sent, self._me, self._generation)
+        frames = encode(record, stamp, self._me, self._generation)
         nbytes = len(frames[0])
         if len(frames) > 1:
             nbytes += sum(array.nbytes for array in frames[1:])
@@ -297,15 +394,17 @@ class Transport:
                 f"{self._bounds.most_bytes:,} are the most; send fewer rows at a time"
             )
         try:
-            for frame in frames[:-1]:
-                _send(push, frame, _NOW | _MORE, True, False)
-            _send(push, frames[-1], _NOW, True, False)
-        except zmq.ZMQError as error:
+            if direct is not None:
+                direct.send(to, frames)
+            elif push is not None:
+                for frame in frames[:-1]:
+                    _send(push, frame, _NOW | _MORE, True, False)
+                _send(push, frames[-1], _NOW, True, False)
+        except (zmq.ZMQError, OSError) as error:
             raise TransportError(
                 f"{nbytes:,} bytes for process {to} could not be sent ({error}); the processes "
                 "have to begin anew, under a new generation"
             ) from error
-        order.count(to)
         self._counters.sent(to, nbytes, lent, order.delivered[to])
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Record]]:
@@ -337,7 +436,10 @@ class Transport:
         end = time.monotonic() + timeout_s
         while True:
             left = end - time.monotonic()
-            events = self._poller.poll(math.ceil(max(0.0, left) * 1e3))
+            wait_s = max(0.0, left)
+            if self._direct is not None and self._direct.unreached:
+                wait_s = min(wait_s, RETRY_S)
+            events = self._poller.poll(math.ceil(wait_s * 1e3))
             # The descriptor of ZeroMQ says that something may have changed, not that a message
             # is there, and only once: it is asked itself before each wait.
             self.ready = tuple(fd for fd, _ in events if fd not in self._inner)
@@ -349,6 +451,11 @@ class Transport:
 
     def _take(self, found: list[tuple[int, Record]]) -> bool:
         """Take what has come, and say whether anything has."""
+        if self._direct is not None:
+            came = self._direct.take()
+            for message in came:
+                self._accept(message, None, found)
+            return bool(came)
         pair, pull = self._pair, self._pull
         taken = 0
         # A sender that is faster than this process must not keep the poll from returning.
@@ -392,11 +499,18 @@ class Transport:
         released = order.receive(sender, stamp, record)
         counters = self._counters
         counters.received(sender, envelope.nbytes + lent, int(stamp[self._me, sender]))
-        for each in released:
-            if each[1].kind != HEARD:
-                found.append(each)
+        self._deliver(released, found)
         if counters.owes_word(sender, order.delivered[sender]) and self._reaches(sender):
             self.send(sender, Record(HEARD))
+
+    def _deliver(
+        self, released: Sequence[tuple[int, Record]], found: list[tuple[int, Record]]
+    ) -> None:
+        for each in released:
+            if each[1].kind == SEVERAL:
+                found += [(each[0], record) for record in parted(each[1])]
+            elif each[1].kind != HEARD:
+                found.append(each)
 
     def _borrowed(self, sender: int, record: Record) -> tuple[Record, int]:
         if self._common is None:
@@ -418,12 +532,16 @@ class Transport:
             raise TransportError(f"process {self._me} was told that process {who} is gone")
         if who in self._order.gone:
             return []
-        found = [each for each in self._order.forget(who) if each[1].kind != HEARD]
+        found: list[tuple[int, Record]] = []
+        self._deliver(self._order.forget(who), found)
+        self._gathered.pop(who, None)
         if (push := self._pushes[who]) is not None:
             push.close(linger=0)
             self._pushes[who] = None
         if self._door is not None:
             self._door.dismiss(who)
+        if self._direct is not None:
+            self._direct.forget(who)
         if self._common is not None:
             self._common.forget(who)
         self._counters.forget(who)
@@ -525,6 +643,9 @@ class Transport:
         self._closed = True
         if self._pid != os.getpid():
             return  # the sockets of a fork are its parent's
+        if self._direct is not None:
+            self._direct.close(linger_s, to)
+            return
         if self.address.startswith(IPC):  # ZeroMQ leaves the file
             Path(self.address.removeprefix(IPC)).unlink(missing_ok=True)
         for k, push in enumerate(self._pushes):
@@ -556,3 +677,17 @@ class Transport:
                 f"the transport of process {self._me} belongs to pid {self._pid}, and this is pid "
                 f"{os.getpid()}: make one after the fork"
             )
+
+
+def _lots(records: Sequence[Record]) -> Iterator[list[Record]]:
+    """Records to one process, cut into those of one message each."""
+    lot: list[Record] = []
+    total = 0
+    for record in records:
+        nbytes = sum(x.nbytes for x in record.arrays if x is not None)
+        if lot and (total + nbytes > _MOST_TOGETHER or len(lot) == _MANY_TOGETHER):
+            yield lot
+            lot, total = [], 0
+        lot.append(record)
+        total += nbytes
+    yield lot

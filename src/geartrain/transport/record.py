@@ -35,9 +35,11 @@ Array: TypeAlias = NDArray[Any] | Tensor
 Frame: TypeAlias = bytes | bytearray | memoryview
 
 HEARD: Final = 0xFFFF
+"""Kind of a record that says only, by its stamp, what its sender has had; no poll returns it."""
 GONE: Final = 0xFFFE
 """A process is gone, its number the first int: what it sent and nobody has is not waited for."""
-"""Kind of a record that says only, by its stamp, what its sender has had; no poll returns it."""
+SEVERAL: Final = 0xFFFC
+"""Kind of a record that is several in one; no poll returns it."""
 PACKED_BYTES: Final = 1 << 16
 """A message of fewer bytes is one frame."""
 APART_BYTES: Final = 1 << 13
@@ -75,6 +77,45 @@ class Record:
     ints: tuple[int, ...] = ()
     floats: tuple[float, ...] = ()
     arrays: tuple[Array | None, ...] = ()
+
+
+def joined(records: Sequence[Record]) -> Record:
+    """Several records as one, for one receiver; ``parted`` has them again."""
+    if len(records) == 1:
+        return records[0]
+    ints: list[int] = []
+    floats: list[float] = []
+    arrays: list[Array | None] = []
+    for each in records:
+        ints += each.kind, len(each.ints), len(each.floats), len(each.arrays), *each.ints
+        floats += each.floats
+        arrays += each.arrays
+    return Record(SEVERAL, tuple(ints), tuple(floats), tuple(arrays))
+
+
+def parted(record: Record) -> list[Record]:
+    """The reverse of ``joined``, for a record of kind ``SEVERAL``.
+
+    Raises:
+        TransportError: Its counts are not those of what it holds.
+    """
+    ints, floats, arrays = record.ints, record.floats, record.arrays
+    found: list[Record] = []
+    at = a = b = 0
+    while at < len(ints):
+        if at + 4 > len(ints):
+            _refuse("several records", f"{len(ints) - at} ints", "4 for each of them")
+        kind, i, f, x = ints[at : at + 4]
+        at += 4
+        fits = 0 <= i <= len(ints) - at and 0 <= f <= len(floats) - a and 0 <= x <= len(arrays) - b
+        if not fits or not 0 <= kind < SEVERAL - 1:
+            _refuse("one of several records", (kind, i, f, x), "a kind, and counts of what is left")
+        found.append(Record(kind, ints[at : at + i], floats[a : a + f], arrays[b : b + x]))
+        at, a, b = at + i, a + f, b + x
+    if a < len(floats) or b < len(arrays):
+        left = f"{len(floats) - a} floats and {len(arrays) - b} arrays"
+        _refuse("end of several records", left, "none")
+    return found
 
 
 @final

@@ -323,7 +323,9 @@ class NativeCalls:
         end = module.size + rows.numbers.size
         if end > arena.rows:
             n = max(end, 2 * arena.rows, self._expected.get(module.number, 0))
-            module.arena = arena.grown(n, module.size) if arena.rows else RowMemory(layout.blocks, n)
+            module.arena = (
+                arena.grown(n, module.size) if arena.rows else RowMemory(layout.blocks, n)
+            )
             module.seen = -1
         module.add(rows, self._columns(called.stage, rows) if layout.columns else ())
         if module.seen != self._held.moved:

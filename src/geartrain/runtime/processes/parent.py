@@ -52,6 +52,9 @@ _TOLD_S: Final = 2.0  # until a death is told
 DROPPED_S: Final = 1.0
 """So long a worker may take to end its firing and drop what it holds after another one's death; one
 that is made anew costs about as much."""
+_SLOW_S: Final = 0.002
+"""What is said to workers goes with instances that are admitted by it, where these are of a list
+and the last of them took no longer."""
 _WAIT_S: Final = 0.2  # the longest wait, so that signals and stopped workers are seen
 
 
@@ -102,6 +105,7 @@ class Parent:
         self._flying = Flying(MOST_FLYING)
         self._phase: Literal["apart", "handing over", "together"] = "apart"
         self._began = time.perf_counter()
+        self._slow = True  # whether the data were, when they were last asked
         self._apart_s = 0.0  # until all had what they were handed
         self.seconds = 0.0
 
@@ -110,7 +114,9 @@ class Parent:
         self._hand_over()
         self._apart_s = time.perf_counter() - self._began
         self._engine.wiring.arena.news = []
-        self._admit()
+        assert self._transport is not None
+        with self._transport.together():
+            self._admit()
         while not self._done.issuperset(self._there):
             self._leave_if_abandoned()
             self._hear()
@@ -321,6 +327,11 @@ class Parent:
         """Take what has come, waiting for it for a moment."""
         assert self._transport is not None
         found = self._transport.poll(_WAIT_S)
+        with self._transport.together():
+            self._take_all(found)
+
+    def _take_all(self, found: Sequence[tuple[int, Record]]) -> None:
+        """Take what has come, and answer it."""
         died = self._look(quiet=not found)
         settled = False
         for sender, record in found:
@@ -406,7 +417,15 @@ class Parent:
     def _next(self) -> Outbox | None:
         """What is to be fed: first what was lost with a worker."""
         again = self._engine.controller.admit_again()
-        return self._feeder.admit(self._engine) if again is None else again
+        if again is not None:
+            return again
+        assert self._transport is not None
+        if self._slow or not self._feeder.waits_for_nobody:
+            self._transport.flush()  # workers go on by it while the data are waited for
+        began = time.perf_counter()
+        found = self._feeder.admit(self._engine)
+        self._slow = time.perf_counter() - began > _SLOW_S
+        return found
 
     def _admit(self) -> None:
         """Fill up; when nothing is left, have the workers give back what they have."""
