@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -382,6 +384,27 @@ def test_experts_that_go_back_one_by_one_answer_for_all_that_they_were_given() -
         patch.setattr(native.NativeCalls, "made", lambda self, number: False)
         whole, steps = both(name)
     assert_same_gradients(whole.gradients, steps.gradients)
+
+
+def test_the_memory_of_a_turn_goes_with_its_last_instance_and_not_as_garbage() -> None:
+    held: list[weakref.ref[Any]] = []
+    before = native.NativeCalls.__init__
+
+    def begin(self: native.NativeCalls, turn: Any, tensors: Any, *rest: Any) -> None:
+        held.append(weakref.ref(self))
+        before(self, turn, tensors, *rest)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native.NativeCalls, "__init__", begin)
+            make, data = CASES["sums of children"]
+            accumulate(make("whole"), data(), FEW)
+        assert len(held) > 1
+        assert all(one() is None for one in held)
+    finally:
+        gc.enable()
 
 
 def test_the_tables_of_a_loop_are_made_once() -> None:

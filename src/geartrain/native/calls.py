@@ -166,13 +166,16 @@ def pointer(array: NDArray[Any]) -> int:
     return found
 
 
-def forward(dtype: torch.dtype, count: int, calls: int, modules: int, *, much: bool) -> int:
+def forward(
+    dtype: torch.dtype, count: int, calls: int, modules: int, room: int = 0, *, much: bool
+) -> int:
     """Make calls, in order: see calls.inc.
 
     Args:
         dtype: Of the programs.
         count: Calls.
         calls, modules: Where the tables lie.
+        room: Where memory lies for what any of them computes in between; 0: each asks for its own.
         much: Whether it is so much work that the interpreter lock is given back.
 
     Returns:
@@ -181,19 +184,26 @@ def forward(dtype: torch.dtype, count: int, calls: int, modules: int, *, much: b
     native = library.current()
     assert native is not None
     run = native.typed[dtype]["calls_forward"][much]
-    return run(count, calls, modules, torch.get_num_threads(), library.MUCH_WORK)
+    return run(count, calls, modules, torch.get_num_threads(), library.MUCH_WORK, room)
 
 
 def backward(
-    dtype: torch.dtype, count: int, calls: int, modules: int, values: int, *, much: bool
+    dtype: torch.dtype,
+    count: int,
+    calls: int,
+    modules: int,
+    values: int,
+    room: int = 0,
+    *,
+    much: bool,
 ) -> int:
     """Their way back, the last one first; arguments and result as for ``forward``.
 
     Args:
-        dtype, count, calls, modules, much: As for ``forward``.
+        dtype, count, calls, modules, room, much: As for ``forward``.
         values: Where the table of values lies.
     """
     native = library.current()
     assert native is not None
     run = native.typed[dtype]["calls_backward"][much]
-    return run(count, calls, modules, values, torch.get_num_threads(), library.MUCH_WORK)
+    return run(count, calls, modules, values, torch.get_num_threads(), library.MUCH_WORK, room)

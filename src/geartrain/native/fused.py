@@ -145,6 +145,8 @@ class Steps:
             *(np.frombuffer(x or b"\0", np.uint8).ctypes.data for x in (self._steps, self._room)),
         ]
         """As calls.inc has it: sizes, then where steps and room lie."""
+        self.between = sum(room)
+        """Numbers a row that are computed in between."""
 
     def work(self, n: int) -> int:
         """Multiplications, or what takes as long, of n rows."""

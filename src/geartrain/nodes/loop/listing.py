@@ -52,6 +52,9 @@ class Listing:
 
     def tensors(self, plan: LoopPlan, instances: int) -> FiringTensors:
         """For a turn of so many instances."""
+        values = len(plan.numbers.counts)
+        if self._tables is None:
+            self._tables = Tables(len(self._inner) + STORES, values)
         if self._ahead:
             return FiringTensors(plan.numbers)
         many = instances * _SPARE
@@ -61,9 +64,7 @@ class Listing:
     def begin(self, turn: Turn, held: FiringTensors) -> NativeCalls:
         """The calls of a turn that begins."""
         self.firings += 1
-        if self._tables is None:
-            values = len(turn.plan.numbers.counts)
-            self._tables = Tables(len(self._inner) + STORES, values)
+        assert self._tables is not None
         able = [able and self._kernels.known(number) for number, able in enumerate(self._able)]
         many = turn.slots.size * _SPARE
         expected = {k: int(share * many) for k, share in self._rows.items()}

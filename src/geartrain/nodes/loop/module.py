@@ -11,7 +11,7 @@ from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.native.calls import Home
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.plan import RowNumbers
-from geartrain.nodes.loop.tables import RowMemory, Layout
+from geartrain.nodes.loop.tables import Layout, RowMemory
 from geartrain.nodes.loop.tensors import FiringTensors
 from geartrain.nodes.loop.turn import Inner, KeptCall
 from geartrain.nodes.weights import AbstractWeights

@@ -47,6 +47,9 @@ STORES: Final = 16
 _POOL: Final = 1 << 13
 _WORDS: Final = 512  # for what is written behind row numbers
 
+_MUCH: Final = 1 << 16
+"""Bytes that calls want in between from which on they have them in common."""
+
 _WHY: Final = {
     1: IndexError("index out of range: a row of a table is asked for that it lacks"),
     2: MemoryError("no memory for what a kernel computes in between"),
@@ -351,10 +354,25 @@ class NativeCalls:
         """Make calls."""
         assert self._dtype is not None
         at = self._at_records + 8 * calls.CALL_WORDS * first
-        much = self._work > library.SMALL_WORK
-        bad = calls.forward(self._dtype, end - first, at, self._tables.at_modules, much=much)
+        much, tables = self._work > library.SMALL_WORK, self._tables
+        room = self._room(first, end, forward=True)
+        where = 0 if room is None else room.data_ptr()
+        bad = calls.forward(self._dtype, end - first, at, tables.at_modules, where, much=much)
         if bad:
             self._blame(bad, first, "forward")
+
+    def _room(self, first: int, end: int, *, forward: bool) -> Tensor | None:
+        """Memory for what any of some calls computes in between; None: for so little it is not
+        worth it."""
+        assert self._dtype is not None
+        most = 0
+        for k, n, *_ in self._records[first:end].tolist():
+            module = self._modules[k]
+            assert module is not None
+            form = module.layout.form
+            most = max(most, n * (form.forward if forward else form.backward).steps.between)
+        nbytes = most * self._dtype.itemsize
+        return None if nbytes < _MUCH else torch.empty(nbytes, dtype=torch.uint8)
 
     def _blame(self, bad: int, first: int, way: str) -> None:
         number, why = first + bad // 4, _WHY[bad % 4]
@@ -414,13 +432,14 @@ class NativeCalls:
             returning.append(one)
             tables.modules[number, -3:] = one.words
         assert self._dtype is not None
-        much = self._work > library.SMALL_WORK
+        much, room = self._work > library.SMALL_WORK, self._room(begin, end, forward=False)
         bad = calls.backward(
             self._dtype,
             end - begin,
             self._at_records + 8 * calls.CALL_WORDS * begin,
             tables.at_modules,
             tables.at_values,
+            0 if room is None else room.data_ptr(),
             much=much,
         )
         if bad:

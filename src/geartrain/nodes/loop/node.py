@@ -523,6 +523,7 @@ class LoopNode(AbstractNode):
         self._instances.release(gone)
         turn.unanswered -= which.size
         if not turn.unanswered:
+            turn.native = None  # each holds the other: their tensors go now, not as garbage
             del self._turns[number]
 
     def _take_back(

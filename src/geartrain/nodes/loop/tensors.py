@@ -136,7 +136,11 @@ class FiringTensors(AbstractTensors):
 
     __slots__ = ("_expected", "_gradients", "_values", "_zeros", "moved")
 
-    def __init__(self, numbers: Numbers, expected: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        numbers: Numbers,
+        expected: Mapping[int, int] | None = None,
+    ) -> None:
         super().__init__(numbers)
         self._expected = expected or {}
         self._values: dict[int, list[Tensor]] = {}
