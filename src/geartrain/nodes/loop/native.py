@@ -44,6 +44,9 @@ ROWS_BACK: Final = 2048
 STORES: Final = 16
 """Places of a loop at which rows are copied; at more, they are copied one by one."""
 
+MANY: Final = 6
+"""So many modules that may be taken together are called as one: tables of each would cost more."""
+
 _POOL: Final = 1 << 13
 _WORDS: Final = 512  # for what is written behind row numbers
 
@@ -251,6 +254,8 @@ class NativeCalls:
             How many calls have been made; 0: C cannot make this one.
         """
         together = called.together
+        if together is not None and len(together.calls) >= MANY:
+            return 0
         if together is not None and number == together.number:
             made = self._find(number, together.calls, together.rows)
             if made:
