@@ -19,7 +19,7 @@ from geartrain.native import calls, library
 from geartrain.nodes.loop import native
 from geartrain.nodes.loop.module import NativeKept
 from geartrain.nodes.loop.node import LoopNode
-from geartrain.nodes.loop.tables import Layout
+from geartrain.nodes.loop.tables import CallLayout
 from geartrain.nodes.loop.turn import KeptCall
 from tests.rigs.passes import Order, accumulate, assert_same_gradients, one_pass
 
@@ -410,15 +410,15 @@ def test_the_memory_of_a_turn_goes_with_its_last_instance_and_not_as_garbage() -
 def test_the_tables_of_a_loop_are_made_once() -> None:
     make, data = CASES["sums of children"]
     torch.manual_seed(1)
-    written: list[Layout] = []
-    before = Layout.write
+    written: list[CallLayout] = []
+    before = CallLayout.write
 
-    def write(self: Layout, words: Any) -> None:
+    def write(self: CallLayout, words: Any) -> None:
         written.append(self)
         before(self, words)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Layout, "write", write)
+        patch.setattr(CallLayout, "write", write)
         outcome = accumulate(make("whole"), data(), Order(max_active=1))
     (loop,) = (n for n in outcome.engine.wiring.nodes.values() if isinstance(n, LoopNode))
     assert loop.listing.firings > 2

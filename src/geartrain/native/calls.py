@@ -30,7 +30,7 @@ CALL_WORDS: Final = 5
 VALUE_WORDS: Final = 3
 
 
-class Kind(IntEnum):
+class RowsOf(IntEnum):
     """Whose rows an address is of; in the order of calls.inc."""
 
     FIXED = 0

@@ -11,7 +11,7 @@ from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.native.calls import Home
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.plan import RowNumbers
-from geartrain.nodes.loop.tables import Layout, RowMemory
+from geartrain.nodes.loop.tables import CallLayout, RowMemory
 from geartrain.nodes.loop.tensors import FiringTensors
 from geartrain.nodes.loop.turn import Inner, KeptCall
 from geartrain.nodes.weights import AbstractWeights
@@ -31,7 +31,7 @@ class TurnModule:
     __slots__ = ("arena", "inner", "kernel", "layout", "number", "seen", "size", "slots")
 
     def __init__(
-        self, number: int, inner: Inner | None, kernel: AbstractKernel | None, layout: Layout
+        self, number: int, inner: Inner | None, kernel: AbstractKernel | None, layout: CallLayout
     ) -> None:
         self.number, self.inner, self.kernel, self.layout = number, inner, kernel, layout
         self.arena = RowMemory((), 0)

@@ -1,7 +1,7 @@
 """What C reads of the modules of a loop, made once and kept from firing to firing.
 
-    Layout    of one module: where its rows lie in an arena, who reads and writes them; its words
-    Tables    of all modules of a loop, and of its values
+    CallLayout    of one module: where its rows lie in memory, who reads and writes them; its words
+    Tables        of all modules of a loop, and of its values
 
 From firing to firing the words stay, and addresses are written anew.
 """
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.native import calls
-from geartrain.native.calls import CallForm, Home, Kind, pointer
+from geartrain.native.calls import CallForm, Home, RowsOf, pointer
 from geartrain.nodes.loop.reads import Read, ReadTensor
 from geartrain.nodes.loop.tensors import FiringTensors
 
@@ -106,7 +106,7 @@ def _row_bytes(x: Tensor) -> int:
 
 
 @final
-class Layout:
+class CallLayout:
     """How C calls one module of a loop.
 
     Args:
@@ -172,12 +172,12 @@ class Layout:
         self._lay_out_reads(tensors, held)
         self._lay_out_backward()
 
-    def _static(self, home: Home) -> tuple[Kind, int]:
+    def _static(self, home: Home) -> tuple[RowsOf, int]:
         """Whose rows a tensor has, and bytes from row to row."""
         how, number = home
         if how == "output":
-            return Kind.OF_VALUE, self._output_row(number)
-        return Kind.OF_MODULE, self.blocks[self.block[home]].row
+            return RowsOf.OF_VALUE, self._output_row(number)
+        return RowsOf.OF_MODULE, self.blocks[self.block[home]].row
 
     def _output_row(self, j: int) -> int:
         x = self.form.outputs[j]
@@ -234,7 +234,7 @@ class Layout:
         for k, slot, *_ in routine.given:
             self._back_whose[slot], self._back_strides[slot] = self._of_argument(k)
         for (slot, tail, rows), block in zip(routine.made, self._back_made, strict=True):
-            self._back_whose[slot] = Kind.OF_MODULE if rows else Kind.OF_UPDATE
+            self._back_whose[slot] = RowsOf.OF_MODULE if rows else RowsOf.OF_UPDATE
             one = self.back_blocks[block] if rows else Block(form.dtype, tail)
             self._back_strides[slot] = one.row
         results = dict(zip(form.gradients, routine.results, strict=False))
@@ -242,14 +242,14 @@ class Layout:
         for words, i in zip(self.reads, self._answered, strict=True):
             if words[1] >= 0:
                 k = results[i]
-                words[14] = self._of_argument(k)[0] if k >= 0 else Kind.OF_MODULE
+                words[14] = self._of_argument(k)[0] if k >= 0 else RowsOf.OF_MODULE
 
-    def _of_argument(self, k: int) -> tuple[Kind, int]:
+    def _of_argument(self, k: int) -> tuple[RowsOf, int]:
         form = self.form
         k -= form.operands
         if k < len(form.residuals):
             return self._static(form.residuals[k])
-        return Kind.OF_VALUE, self._output_row(form.tangents[k - len(form.residuals)])
+        return RowsOf.OF_VALUE, self._output_row(form.tangents[k - len(form.residuals)])
 
     def arranged(self, tensors: Sequence[ReadTensor]) -> list[tuple[Read, Home]]:
         """What inputs, and outputs that are inputs, are made of, in the order of the table."""
@@ -391,7 +391,7 @@ class Tables:
         self.modules = np.zeros((modules, calls.MODULE_WORDS), np.int64)
         self.values = np.zeros((values, calls.VALUE_WORDS), np.int64)
         self.at_modules, self.at_values = pointer(self.modules), pointer(self.values)
-        self._layouts: dict[int, Layout] = {}
+        self._layouts: dict[int, CallLayout] = {}
         self._columns: dict[int, Table] = {}
         self._samples: dict[int, tuple[list[Like], tuple[Tensor, ...]]] = {}
         self._copies: dict[int, tuple[Hashable, CallForm]] = {}
@@ -427,11 +427,11 @@ class Tables:
         held: FiringTensors,
         *,
         as_asked: bool,
-    ) -> Layout | None:
+    ) -> CallLayout | None:
         """That of a module, as before if nothing has changed; None: C cannot call it."""
         found = self._layouts.get(number)
         if found is None or not found.holds(form, tensors, columns):
-            found = self._layouts[number] = Layout(
+            found = self._layouts[number] = CallLayout(
                 form, tensors, columns, into, held, as_asked=as_asked
             )
             if found.possible:
