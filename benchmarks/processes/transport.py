@@ -37,7 +37,6 @@ from benchmarks.peers.figures import Document, Spread, machine
 from geartrain.frames.message import Forward
 from geartrain.transport.batches import Accepted, to_delivery_parts, to_record
 from geartrain.transport.common import AREA_BYTES, Common
-from geartrain.transport.direct import WANTED
 from geartrain.transport.keys import Keys
 from geartrain.transport.link import Transport
 from geartrain.transport.record import Bounds, Record, decode, encode
@@ -84,7 +83,7 @@ def end_of(line: str, number: int, folder: Path) -> Transport:
             os.ftruncate(file.fileno(), 2 * AREA_BYTES)
             memory = np.frombuffer(mmap.mmap(file.fileno(), 2 * AREA_BYTES), np.uint8)
         common = Common(memory, number, 2, (0, 1))
-        return Transport(number, 2, folder, common=common, direct=WANTED)
+        return Transport(number, 2, folder, common=common)
     keys = Keys.make() if line == "curve" else None
     me = Transport(number, 2, "tcp://127.0.0.1:*", keys=keys, plain=keys is None)
     public = "" if keys is None else keys.public.decode()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -491,34 +488,3 @@ def test_what_the_program_says_to_a_worker_goes_with_what_it_feeds_unless_that_m
     # One for each instance, and what a pass begins and ends with; or the former by itself.
     least, most = (200, 300) if listed else (400, 500)
     assert all(least <= n < most for n in told.values()), told
-
-
-DIRECT = """
-import geartrain as gt
-from geartrain.transport.direct import WANTED
-from tests.rigs.pairs import graph_of_pairs, pairs
-import torch
-
-assert WANTED
-found = []
-for runtime in (gt.Threads(1), gt.Processes(2)):
-    rules = gt.Rules(optimizer=torch.optim.SGD)
-    session = gt.Session(graph_of_pairs(), rules=rules, runtime=runtime, max_active=1)
-    session.fit(pairs(20), epochs=2)
-    found.append([p.detach().clone() for part in session.parts.values() for p in part.parameters])
-assert all(torch.equal(x, y) for x, y in zip(*found))
-print("equal")
-"""
-
-
-@pytest.mark.slow
-def test_a_run_over_sockets_without_a_thread_goes_as_it_does_on_one_thread() -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", DIRECT],
-        env=os.environ | {"GEARTRAIN_DIRECT": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (told.returncode, told.stdout) == (0, "equal\n"), told.stderr

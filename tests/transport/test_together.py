@@ -22,15 +22,12 @@ LONG_S = 20.0
 Make = Callable[..., list[Transport]]
 
 
-@pytest.fixture(params=[False, True], ids=["zmq", "direct"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
     with ExitStack() as stack:
 
         def made(n: int, **more: object) -> list[Transport]:
-            return [
-                stack.enter_context(Transport(k, n, tmp_path, direct=request.param, **more))
-                for k in range(n)
-            ]
+            return [stack.enter_context(Transport(k, n, tmp_path, **more)) for k in range(n)]
 
         yield made
 

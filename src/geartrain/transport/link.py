@@ -34,7 +34,6 @@ from geartrain.errors import TransportError
 from geartrain.frames.message import IntArray
 from geartrain.transport.causal import CausalOrder
 from geartrain.transport.common import LENT, Common
-from geartrain.transport.direct import RETRY_S, Direct
 from geartrain.transport.door import Door, who_sent
 from geartrain.transport.keys import Keys
 from geartrain.transport.pulse import Pulse
@@ -91,8 +90,6 @@ class Transport:
         plain: Tcp without keys: whoever reaches the port can read, change and end the run.
         pulse: Watches who is connected by tcp; None: nobody does, but for the kernel.
         common: Memory that all processes have, for large tensors; None: they go in messages.
-        direct: In a folder, the processes look for messages often, and large tensors lie in common
-            memory: no thread moves bytes (`direct.py`). All of them are, or none is.
 
     Raises:
         ValueError: A number out of range, a folder whose path is too long for sockets, or tcp with
@@ -113,7 +110,6 @@ class Transport:
         plain: bool = False,
         pulse: Pulse | None = None,
         common: Common | None = None,
-        direct: bool = False,
     ) -> None:
         if generation < 0:
             raise ValueError(f"Transport(generation={generation}): give 0 or more")
@@ -126,20 +122,16 @@ class Transport:
         self._folder = at if isinstance(at, Path) else None
         self._pid = os.getpid()
         self._closed = False
-        self._direct: Direct | None = None
         self._pushes: list[zmq.Socket[bytes] | None] = [None] * n
-        if direct:
-            self.address = self._bind_direct(at)
-        else:
-            self._context = zmq.Context(io_threads=1)
-            self._pull: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
-            try:
-                self.address = self._bind(at)
-            except BaseException:
-                self._context.destroy(linger=0)
-                raise
-            self._pair = [(self._pull, zmq.POLLIN)]
-        self._fd = int(self._pull.getsockopt(zmq.FD)) if self._direct is None else self._direct.fd
+        self._context = zmq.Context(io_threads=1)
+        self._pull: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
+        try:
+            self.address = self._bind(at)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._pair = [(self._pull, zmq.POLLIN)]
+        self._fd = int(self._pull.getsockopt(zmq.FD))
         self._poller = select.poll()
         self._poller.register(self._fd, select.POLLIN)
         self._inner = {self._fd}
@@ -156,19 +148,6 @@ class Transport:
         self._gathered: dict[int, list[Record]] = {}  # of whom is written to, in that order
         self._counters = Counters(n)
         self._dropped = 0
-
-    def _bind_direct(self, at: Path | str) -> str:
-        if not isinstance(at, Path):
-            raise ValueError(f"Transport({at!r}, direct=True): give a folder")
-        files = [socket_file(at, k, self._generation) for k in range(self._n)]
-        address = files[self._me]
-        self._require_new(address)
-        names = [file.removeprefix(IPC) for file in files]
-        try:
-            self._direct = Direct(names[self._me], names, self._bounds.most_bytes)
-        except OSError as error:
-            raise self._unbound(address, error) from error
-        return address
 
     def _require_new(self, address: str) -> None:
         if os.path.lexists(address.removeprefix(IPC)):
@@ -379,8 +358,7 @@ class Transport:
 
     def _send(self, to: int, record: Record, stamp: IntArray) -> None:
         """Send a message with a stamp, which has the messages to that process before it."""
-        direct = self._direct
-        push = None if direct is not None else self._pushes[to] or self._connect_later(to)
+        push = self._pushes[to] or self._connect_later(to)
         order, lent = self._order, 0
         if self._common is not None:
             record, lent = self._common.put(to, record)
@@ -394,13 +372,10 @@ class Transport:
                 f"{self._bounds.most_bytes:,} are the most; send fewer rows at a time"
             )
         try:
-            if direct is not None:
-                direct.send(to, frames)
-            elif push is not None:
-                for frame in frames[:-1]:
-                    _send(push, frame, _NOW | _MORE, True, False)
-                _send(push, frames[-1], _NOW, True, False)
-        except (zmq.ZMQError, OSError) as error:
+            for frame in frames[:-1]:
+                _send(push, frame, _NOW | _MORE, True, False)
+            _send(push, frames[-1], _NOW, True, False)
+        except zmq.ZMQError as error:
             raise TransportError(
                 f"{nbytes:,} bytes for process {to} could not be sent ({error}); the processes "
                 "have to begin anew, under a new generation"
@@ -436,10 +411,7 @@ class Transport:
         end = time.monotonic() + timeout_s
         while True:
             left = end - time.monotonic()
-            wait_s = max(0.0, left)
-            if self._direct is not None and self._direct.unreached:
-                wait_s = min(wait_s, RETRY_S)
-            events = self._poller.poll(math.ceil(wait_s * 1e3))
+            events = self._poller.poll(math.ceil(max(0.0, left) * 1e3))
             # The descriptor of ZeroMQ says that something may have changed, not that a message
             # is there, and only once: it is asked itself before each wait.
             self.ready = tuple(fd for fd, _ in events if fd not in self._inner)
@@ -451,11 +423,6 @@ class Transport:
 
     def _take(self, found: list[tuple[int, Record]]) -> bool:
         """Take what has come, and say whether anything has."""
-        if self._direct is not None:
-            came = self._direct.take()
-            for message in came:
-                self._accept(message, None, found)
-            return bool(came)
         pair, pull = self._pair, self._pull
         taken = 0
         # A sender that is faster than this process must not keep the poll from returning.
@@ -540,8 +507,6 @@ class Transport:
             self._pushes[who] = None
         if self._door is not None:
             self._door.dismiss(who)
-        if self._direct is not None:
-            self._direct.forget(who)
         if self._common is not None:
             self._common.forget(who)
         self._counters.forget(who)
@@ -643,9 +608,6 @@ class Transport:
         self._closed = True
         if self._pid != os.getpid():
             return  # the sockets of a fork are its parent's
-        if self._direct is not None:
-            self._direct.close(linger_s, to)
-            return
         if self.address.startswith(IPC):  # ZeroMQ leaves the file
             Path(self.address.removeprefix(IPC)).unlink(missing_ok=True)
         for k, push in enumerate(self._pushes):

@@ -14,7 +14,6 @@ from geartrain.runtime.processes.control import Control
 from geartrain.runtime.processes.locks import RegionLock
 from geartrain.runtime.processes.members import AbstractChannel
 from geartrain.runtime.processes.memory import COMMON, NOTE_BYTES, SharedRegion, common_of, loads
-from geartrain.transport.direct import WANTED
 from geartrain.transport.link import Transport
 
 
@@ -56,7 +55,7 @@ class ForkedChannel(AbstractChannel):
         folder, generation = place
         assert folder is not None
         common = common_of(self.regions[COMMON].bytes, me, n)
-        return Transport(me, n, Path(folder), generation, common=common, direct=WANTED)
+        return Transport(me, n, Path(folder), generation, common=common)
 
     def join(self, transport: Transport, told: bytes) -> None:
         """All are found by the names of their socket files."""

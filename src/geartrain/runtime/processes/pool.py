@@ -33,7 +33,6 @@ from geartrain.runtime.processes.memory import (
 )
 from geartrain.runtime.processes.server import ForkServer
 from geartrain.transport.common import AREA_BYTES
-from geartrain.transport.direct import WANTED
 from geartrain.transport.link import Transport
 
 _LOOK_S: Final = 0.25  # between two looks at whether workers are stopped
@@ -144,7 +143,7 @@ class Pool(AbstractPool):
     def transport(self, place: tuple[str | None, int]) -> Transport:
         n = len(self.members)
         common = common_of(self._common, n, n + 1)
-        return Transport(n, n + 1, self.server.folder, place[1], common=common, direct=WANTED)
+        return Transport(n, n + 1, self.server.folder, place[1], common=common)
 
     def join(self, transport: Transport, told: Sequence[Mapping[str, Any]]) -> bytes:
         return b"go"  # socket files have names that all know
