@@ -183,6 +183,18 @@ def _selected(all_: Sequence[Tensor], which: Sequence[bool]) -> list[Tensor]:
     return [x for x, yes in zip(all_, which, strict=True) if yes]
 
 
+def needed_by(roots: Iterable[fx.Node], made: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
+    """What roots are computed from, and they, as far as it has not been made."""
+    needed: set[fx.Node] = set()
+    waiting = list(roots)
+    while waiting:
+        x = waiting.pop()
+        if x not in made and x not in needed:
+            needed.add(x)
+            waiting += x.all_input_nodes
+    return needed
+
+
 @final
 class _Cut:
     """One joint graph on its way to two.
@@ -341,13 +353,7 @@ class _Cut:
     def _copy(
         self, roots: Sequence[fx.Node], graph: fx.Graph, made: dict[fx.Node, fx.Node]
     ) -> None:
-        needed: set[fx.Node] = set()
-        waiting = list(roots)
-        while waiting:
-            x = waiting.pop()
-            if x not in made and x not in needed:
-                needed.add(x)
-                waiting += x.all_input_nodes
+        needed = needed_by(roots, made)
         for x in self._graph.nodes:
             if x in needed:
                 made[x] = graph.node_copy(x, made.__getitem__)

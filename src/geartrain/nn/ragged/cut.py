@@ -31,6 +31,7 @@ from geartrain.nn.ragged.values import (
     DraftStep,
     RaggedValue,
 )
+from geartrain.nn.split import needed_by
 
 aten = torch.ops.aten
 How: TypeAlias = Literal["product", "sum", "rows"]
@@ -459,13 +460,7 @@ class Cutter:
         graph, made = fx.Graph(), {}
         for x in self._low.inputs:
             made[x] = graph.placeholder(x.name)
-        needed: set[fx.Node] = set()
-        waiting = list(found)
-        while waiting:
-            x = waiting.pop()
-            if x not in made and x not in needed:
-                needed.add(x)
-                waiting += x.all_input_nodes
+        needed = needed_by(found, made)
         for x in self._low.nodes:
             if x in needed:
                 made[x] = graph.node_copy(x, made.__getitem__)

@@ -94,7 +94,6 @@ class NativeCalls:
         self._alive: list[Any] = []
         self._planned: dict[int, list[int]] = {}
         self._dtype: torch.dtype | None = None
-        self._work = 0
         self._width = 1  # of the payload of what was looked at last
 
     @property
@@ -229,7 +228,14 @@ class NativeCalls:
         reads = module.layout.arranged(tensors)[: 1 if module.layout.as_asked else None]
         sizes = np.array([len(called.rows) for called in found])
         offsets = sizes.cumsum() - sizes
-        index = np.zeros((len(found), 2 * max(len(reads), 1)), np.int64)
+        into = [called.first for called in found]
+        at = self._indexed(reads, offsets)
+        own = np.full(sizes.size, module.number)
+        self._records[numbers] = np.stack([own, sizes, offsets, into, at], 1)
+
+    def _indexed(self, reads: Sequence[tuple[Read, Home]], offsets: IntArray) -> IntArray:
+        """Write where the rows of reads begin, from each offset on; the addresses of that."""
+        index = np.zeros((offsets.size, 2 * max(len(reads), 1)), np.int64)
         for k, (read, _) in enumerate(reads):
             if read.starts is None:
                 index[:, 2 * k] = pointer(read.rows) + 8 * read.many * offsets
@@ -238,12 +244,7 @@ class NativeCalls:
                 index[:, 2 * k + 1] = pointer(read.starts) + 8 * offsets
             self._alive.append(read)
         self._alive.append(index)
-        at = pointer(index) + index.strides[0] * np.arange(len(found))
-        into = [called.first for called in found]
-        self._records[numbers] = np.stack(
-            [np.full(sizes.size, module.number), sizes, offsets, into, at], 1
-        )
-        self._work += module.layout.form.forward.steps.work(module.size)
+        return pointer(index) + index.strides[0] * np.arange(offsets.size)
 
     # Forward, where calls are found one by one
 
@@ -291,7 +292,8 @@ class NativeCalls:
                 self._used += 2
             else:
                 assert tensors is not None
-                index = self._indexed(module.layout.arranged(tensors), offset)
+                reads = module.layout.arranged(tensors)
+                index = int(self._indexed(reads, np.array([offset]))[0])
             begin = module.size
             self._records[number] = module.number, n, begin, called.first, index
             self._add(module, called)
@@ -339,45 +341,32 @@ class NativeCalls:
         if module.seen != self._held.moved:
             layout.place(module.arena, self._held)
             module.seen = self._held.moved
-        self._work += layout.form.forward.steps.work(end - module.size)
-
-    def _indexed(self, reads: Sequence[tuple[Read, Home]], offset: int) -> int:
-        """Write where the rows of reads begin, from ``offset`` on; the address of that."""
-        words: list[int] = []
-        for read, _ in reads:
-            rows, starts = read.rows, read.starts
-            self._alive.append(read)
-            if starts is None:
-                words += (pointer(rows) + 8 * read.many * offset, 0)
-            else:
-                words += (pointer(rows) + 8 * int(starts[offset]), pointer(starts) + 8 * offset)
-        index = np.array(words, np.int64)
-        self._alive.append(index)
-        return pointer(index)
 
     def _make(self, first: int, end: int) -> None:
         """Make calls."""
         assert self._dtype is not None
         at = self._at_records + 8 * calls.CALL_WORDS * first
-        much, tables = self._work > library.SMALL_WORK, self._tables
-        room = self._room(first, end, forward=True)
+        room, much = self._extent(first, end, forward=True)
         where = 0 if room is None else room.data_ptr()
-        bad = calls.forward(self._dtype, end - first, at, tables.at_modules, where, much=much)
+        modules = self._tables.at_modules
+        bad = calls.forward(self._dtype, end - first, at, modules, where, much=much)
         if bad:
             self._blame(bad, first, "forward")
 
-    def _room(self, first: int, end: int, *, forward: bool) -> Tensor | None:
-        """Memory for what any of some calls computes in between; None: for so little it is not
-        worth it."""
+    def _extent(self, first: int, end: int, *, forward: bool) -> tuple[Tensor | None, bool]:
+        """Memory for what any of some calls computes in between, or None, where each had better ask
+        for its own; and whether all of them are so much work that the lock is given back."""
         assert self._dtype is not None
-        most = 0
+        most = work = 0
         for k, n, *_ in self._records[first:end].tolist():
             module = self._modules[k]
             assert module is not None
             form = module.layout.form
-            most = max(most, n * (form.forward if forward else form.backward).steps.between)
+            steps = (form.forward if forward else form.backward).steps
+            most, work = max(most, n * steps.between), work + steps.work(n)
         nbytes = most * self._dtype.itemsize
-        return None if nbytes < _MUCH else torch.empty(nbytes, dtype=torch.uint8)
+        room = None if nbytes < _MUCH else torch.empty(nbytes, dtype=torch.uint8)
+        return room, work > library.SMALL_WORK
 
     def _blame(self, bad: int, first: int, way: str) -> None:
         number, why = first + bad // 4, _WHY[bad % 4]
@@ -437,7 +426,7 @@ class NativeCalls:
             returning.append(one)
             tables.modules[number, -3:] = one.words
         assert self._dtype is not None
-        much, room = self._work > library.SMALL_WORK, self._room(begin, end, forward=False)
+        room, much = self._extent(begin, end, forward=False)
         bad = calls.backward(
             self._dtype,
             end - begin,
