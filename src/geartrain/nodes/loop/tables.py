@@ -26,6 +26,8 @@ Like: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 """Dtype, and shape after the rows."""
 
 _HOWS: Final = {"row": 0, "sum": 1, "mean": 2}
+MOST_COLUMNS: Final = 63
+"""Tensors of a payload: which of them have got gradients are the bits of a number."""
 _LINE: Final = 64
 """Bytes: each tensor of an arena begins at a multiple."""
 
@@ -138,7 +140,7 @@ class CallLayout:
         self.key = key_of(tensors)
         self.kinds = kinds_of(tensors, columns)
         self._copied = dict(form.copies)
-        self.possible = self._fits()
+        self.possible = self._fits() and self._is_told(tensors, held)
         if self.possible:
             self._lay_out(tensors, held)
 
@@ -151,6 +153,15 @@ class CallLayout:
             if mine is not dtype or int(np.prod(tail, dtype=np.int64)) != width:
                 return False
         return all(kinds[i][0] is form.dtype for i in form.gradients)
+
+    def _is_told(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> bool:
+        """Whether C can be told what is read: columns are bits, and it adds up one dtype."""
+        widths = [len(self.form.outputs)]
+        for t in tensors:
+            widths += [len(held.likes(r.number) or ()) for r in t.reads]
+            if t.dtype is not self.form.dtype and any(r.how != "row" for r in t.reads):
+                return False
+        return max(widths) <= MOST_COLUMNS
 
     def _lay_out(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> None:
         form = self.form
