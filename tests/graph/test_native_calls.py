@@ -75,8 +75,9 @@ def test_gradients_are_those_of_steps_and_c_has_made_calls(
 ) -> None:
     whole, steps = both(name, order)
     assert_same_gradients(whole.gradients, steps.gradients)
-    assert made["forward"] > 0
-    assert made["forward"] == made["backward"]
+    assert 0 < made["backward"] <= made["forward"]
+    if "in flight" not in name:  # instances may come back apart
+        assert made["forward"] == made["backward"]
 
 
 def test_rows_that_got_a_gradient_are_counted_as_by_steps() -> None:

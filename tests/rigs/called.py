@@ -36,6 +36,18 @@ class Gated(nn.Module):
         return torch.tanh(c), c
 
 
+class Tagged(nn.Module):
+    """A word's row of a table meets a weight, beside the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.map = nn.Embedding(5, WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, h: Tensor, c: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.tanh(self.map(torch.cat([h, self.words(word)], 1)))
+        return y, y + c
+
+
 class Start(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -128,12 +140,30 @@ def turning(make: Callable[[Stream, Graph], Stream], run: str, **where: Any) -> 
     again = where.get("again", lambda m: m.turn < m.turns)
     more, done = step.where(again, name="again")
     state.join(more)
+    if where.get("apart", False):  # so that several turns are in flight
+        done.through(Last().double(), name="last", keep="graph").loss(squared)
+        return graph
     done.loss(lambda h, c: squared(h) + squared(c) if where.get("both", True) else squared(h))
     return graph
 
 
+class Last(nn.Module):
+    """What autograd computes: it is in no loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h: Tensor, c: Tensor) -> Tensor:
+        return self.map(h) + c
+
+
 def cell(state: Stream, graph: Graph) -> Stream:
     return state.through(Gated().double(), name="cell", read="token", keep="activations")
+
+
+def tagged(state: Stream, graph: Graph) -> Stream:
+    return state.through(Tagged().double(), name="tagged", read="token", keep="activations")
 
 
 def passed(state: Stream, graph: Graph) -> Stream:
@@ -179,11 +209,19 @@ def sets(rows: int = 3) -> list[Instance]:
     ]
 
 
+def few_and_many() -> list[Instance]:
+    """Sets of so many rows that a table of five words is multiplied once for them, and of fewer."""
+    few, many = sets(1), sets(12)
+    return [(many if k % 4 < 2 else few)[k % 6] for k in range(24)]
+
+
 CASES: dict[str, tuple[Callable[[str], Graph], Callable[[], list[Instance]]]] = {
     "sums of children": (lambda run: tree("sum", run), lambda: random_trees(None)),
     "means of children": (lambda run: tree("mean", run), lambda: random_trees(None)),
     "children side by side": (lambda run: tree("stack", run), lambda: random_trees(2)),
     "a cell that reads words": (lambda run: turning(cell, run), sets),
+    "words that meet a weight": (lambda run: turning(tagged, run), few_and_many),
+    "many words and few, in flight": (lambda run: turning(tagged, run, apart=True), few_and_many),
     "an input that goes on": (lambda run: turning(passed, run), sets),
     "tensors put side by side": (lambda run: turning(joined, run), sets),
     "an output that nobody reads": (lambda run: turning(cell, run, both=False), sets),

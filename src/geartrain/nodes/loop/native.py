@@ -424,6 +424,7 @@ class NativeCalls:
             into = values[module.layout.into]
             one = Returning(module, mine, held, into, self._turn.local, updates)
             returning.append(one)
+            tables.put(number, module.layout)
             tables.modules[number, -3:] = one.words
         assert self._dtype is not None
         room, much = self._extent(begin, end, forward=False)

@@ -28,6 +28,8 @@ Like: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 _HOWS: Final = {"row": 0, "sum": 1, "mean": 2}
 MOST_COLUMNS: Final = 63
 """Tensors of a payload: which of them have got gradients are the bits of a number."""
+MOST_LAYOUTS: Final = 2
+"""Of one module that are kept: a program may have two forwards."""
 _LINE: Final = 64
 """Bytes: each tensor of an arena begins at a multiple."""
 
@@ -402,7 +404,8 @@ class Tables:
         self.modules = np.zeros((modules, calls.MODULE_WORDS), np.int64)
         self.values = np.zeros((values, calls.VALUE_WORDS), np.int64)
         self.at_modules, self.at_values = pointer(self.modules), pointer(self.values)
-        self._layouts: dict[int, CallLayout] = {}
+        self._layouts: dict[int, list[CallLayout]] = {}
+        self._written: dict[int, CallLayout] = {}
         self._columns: dict[int, Table] = {}
         self._samples: dict[int, tuple[list[Like], tuple[Tensor, ...]]] = {}
         self._copies: dict[int, tuple[Hashable, CallForm]] = {}
@@ -440,14 +443,26 @@ class Tables:
         as_asked: bool,
     ) -> CallLayout | None:
         """That of a module, as before if nothing has changed; None: C cannot call it."""
-        found = self._layouts.get(number)
-        if found is None or not found.holds(form, tensors, columns):
-            found = self._layouts[number] = CallLayout(
-                form, tensors, columns, into, held, as_asked=as_asked
-            )
-            if found.possible:
-                found.write(self.modules[number])
-        return found if found.possible else None
+        known = self._layouts.setdefault(number, [])
+        found = next((each for each in known if each.holds(form, tensors, columns)), None)
+        if found is None:
+            found = CallLayout(form, tensors, columns, into, held, as_asked=as_asked)
+            known.insert(0, found)
+            del known[MOST_LAYOUTS:]
+        if not found.possible:
+            return None
+        self.put(number, found)
+        return found
+
+    def put(self, number: int, layout: CallLayout) -> None:
+        """Let the words of a module be those of a layout.
+
+        Turns that are in flight may have different ones: where some of its programs are for few
+        rows and some for many, or its weights have changed in between.
+        """
+        if self._written.get(number) is not layout:
+            layout.write(self.modules[number])
+            self._written[number] = layout
 
     def write_value(self, number: int, held: FiringTensors) -> list[Tensor | None]:
         """Write where the gradients of a value are, and who has got one; they."""
