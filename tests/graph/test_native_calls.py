@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geartrain.errors import WorkerError
+from geartrain.errors import GeartrainError, WorkerError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.native import calls, library
 from geartrain.nodes.loop import native
 from geartrain.nodes.loop.module import NativeKept
 from geartrain.nodes.loop.node import LoopNode
+from geartrain.nodes.loop.reads import Read
 from geartrain.nodes.loop.tables import CallLayout
 from geartrain.nodes.loop.turn import KeptCall
 from tests.rigs.called import (
@@ -108,6 +110,61 @@ def test_buffers_grow_where_more_rows_come_than_were_expected() -> None:
         torch.manual_seed(1)
         found.append(accumulate(make(run), many, order).gradients)
     assert_same_gradients(*found)
+
+
+BESIDE = {"experts in a loop that decides", "experts by payload", "tensors put side by side"}
+"""Cases in which something else than C makes some calls."""
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - BESIDE))
+def test_c_makes_all_calls_of_a_loop_once_there_are_programs(name: str) -> None:
+    kept: list[list[Any]] = []
+    before = LoopNode._take_back
+
+    def take_back(self: LoopNode, turn: Any, *rest: Any, **more: Any) -> None:
+        kept.append(list(turn.kept))
+        before(self, turn, *rest, **more)
+
+    make, data = CASES[name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoopNode, "_take_back", take_back)
+        accumulate(make("whole"), data(), FEW)
+    assert len(kept) > 1
+    assert all(isinstance(one, NativeKept) for turn in kept[1:] for one in turn if one is not None)
+
+
+def test_room_for_row_numbers_is_made_anew_where_more_come_than_it_has(
+    monkeypatch: pytest.MonkeyPatch, made: dict[str, int]
+) -> None:
+    """Of a loop that decides they are copied to where they stay."""
+    monkeypatch.setattr(native, "_POOL", native._WORDS + 8)
+    whole, steps = both("a loop that decides")
+    assert_same_gradients(whole.gradients, steps.gradients)
+    whole, steps = both("experts in a loop that decides")
+    assert_same_gradients(whole.gradients, steps.gradients)
+    assert made["forward"] > 0
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_rows_that_are_not_there_are_refused(starts: bool) -> None:
+    before = native.NativeCalls._made_of
+
+    def harmed(read: Read) -> Read:
+        if starts and read.starts is not None:
+            falling = read.starts.copy()
+            falling[0] = read.starts[-1] + 1
+            return replace(read, starts=falling)
+        return read if starts else replace(read, rows=read.rows + (1 << 40))
+
+    def made_of(self: native.NativeCalls, stage: Any, rows: Any) -> Any:
+        tensors = before(self, stage, rows)
+        return tensors and [replace(t, reads=[*map(harmed, t.reads)]) for t in tensors]
+
+    make, data = CASES["sums of children"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native.NativeCalls, "_made_of", made_of)
+        with pytest.raises(GeartrainError, match="a row is read that is not there"):
+            accumulate(make("whole"), data(), FEW)
 
 
 def test_rows_of_which_some_get_no_gradient_teach_nothing(made: dict[str, int]) -> None:
@@ -219,13 +276,14 @@ def test_a_word_that_a_table_lacks_is_told_with_the_module_and_its_instance() ->
         one_pass(turning(cell, "whole"), data, Order(max_active=1))
 
 
+@pytest.mark.parametrize("name", CASES)
 def test_without_kernels_in_c_calls_are_made_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, made: dict[str, int]
+    name: str, monkeypatch: pytest.MonkeyPatch, made: dict[str, int]
 ) -> None:
-    whole, _ = both("sums of children")
+    whole, _ = both(name)
     before = dict(made)
     monkeypatch.setattr(library, "_library", None)
-    alone, steps = both("sums of children")
+    alone, steps = both(name)
     assert made == before
     assert_same_gradients(alone.gradients, steps.gradients)
     assert_same_gradients(alone.gradients, whole.gradients)

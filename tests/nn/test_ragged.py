@@ -340,15 +340,30 @@ def test_a_graph_that_has_chosen_goes_to_other_processes() -> None:
 
 
 @pytest.mark.usefixtures("soon")
+def test_the_program_of_another_fit_is_taken_as_long_as_settings_are_the_same() -> None:
+    _needs_kernels()
+    module, experience = Scaled(), Experience()
+    of = RaggedModule("first", module, 0, True, experience)
+    kernel = Remembering(module, list(module.parameters()), choice.RaggedChoice(of))
+    inputs, inside = (torch.randn(6, H), torch.randn(6, H)), _inside([2, 3, 1])
+    for _ in range(4):
+        kernel.record(inputs, inside)
+    assert choice.RaggedChoice(of).program is not None
+    module.gain = 2.0
+    assert choice.RaggedChoice(of).program is None
+
+
+class Scaled(_First):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = 1.0
+
+    def forward(self, keys: Tensor, values: Tensor, inside: gt.Inside) -> Tensor:
+        return super().forward(keys, self.gain * values, inside)
+
+
+@pytest.mark.usefixtures("soon")
 def test_settings_that_change_bring_autograd_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Scaled(_First):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gain = 1.0
-
-        def forward(self, keys: Tensor, values: Tensor, inside: gt.Inside) -> Tensor:
-            return super().forward(keys, self.gain * values, inside)
-
     _needs_kernels()
     module, experience = Scaled(), Experience()
     chosen = choice.RaggedChoice(RaggedModule("first", module, 0, True, experience))
