@@ -9,6 +9,7 @@ From firing to firing the words stay, and addresses are written anew.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from math import prod
 from typing import Final, TypeAlias, final
 
 import numpy as np
@@ -46,7 +47,7 @@ class Block:
     def __init__(self, dtype: torch.dtype, tail: tuple[int, ...]) -> None:
         self.dtype, self.tail = dtype, tail
         self.strides = torch.empty((0, *tail)).stride()
-        self.entries = int(np.prod(tail, dtype=np.int64))
+        self.entries = prod(tail)
         self.row = self.entries * dtype.itemsize
         """Bytes."""
 
@@ -148,7 +149,7 @@ class CallLayout:
             return False
         for k, _, width, dtype in form.forward.given:
             mine, tail = kinds[k - form.operands]
-            if mine is not dtype or int(np.prod(tail, dtype=np.int64)) != width:
+            if mine is not dtype or prod(tail) != width:
                 return False
         return all(kinds[i][0] is form.dtype for i in form.gradients)
 
@@ -181,7 +182,7 @@ class CallLayout:
 
     def _output_row(self, j: int) -> int:
         x = self.form.outputs[j]
-        return int(np.prod(x.shape[1:], dtype=np.int64)) * x.itemsize
+        return prod(x.shape[1:]) * x.itemsize
 
     def _lay_out_forward(self) -> None:
         form = self.form
@@ -263,9 +264,10 @@ class CallLayout:
     def holds(
         self, form: CallForm, tensors: Sequence[ReadTensor], columns: Sequence[Tensor]
     ) -> bool:
-        """Whether it is as it would be made now."""
-        if self.form is not form or self.kinds != kinds_of(tensors, columns):
+        """Whether it is as it would be made now; if so it is of this form from now on."""
+        if not self.form.alike(form) or self.kinds != kinds_of(tensors, columns):
             return False
+        self.form = form
         return self.as_asked or self.key == key_of(tensors)
 
     def write(self, words: Table) -> None:
