@@ -324,12 +324,12 @@ class LoopNode(AbstractNode):
         """Run several calls, forward; False, and nothing has happened: each is to run by itself."""
         held, rows, stage = turn.held, together.rows, together.calls[0].stage
         numbers = together.numbers
-        if numbers in self._apart or not all(map(self._kernels.decided, numbers)):
+        if numbers in self._apart or not all(map(self._kernels.known, numbers)):
             return False
         inner = [self._inner[k] for k in numbers]
         payload = inner[0].source.gather(held, rows.numbers)
         inputs = tuple(payload[j] for j in inner[0].call.taken(len(payload)))
-        each = [self._kernels.chosen(turn, k, inputs) for k in numbers]
+        each = [self._kernels.recalled(turn, k, inputs) for k in numbers]
         found = [kernel for kernel in each if kernel is not None]
         if len(found) < len(each):
             return False
