@@ -100,7 +100,7 @@ class RaggedRoutine:
         self.slots: dict[Buffer, int] = {}
         self._room: list[int] = []
         self._kinds: list[int] = []
-        local = all(map(_is_local, drafts)) and any(d.way is not Way.PLAIN for d in drafts)
+        local = all(map(_is_local, drafts))
         if local:
             self._outer(ends)
         last: dict[Buffer, int] = {}
@@ -189,6 +189,23 @@ def _is_local(draft: DraftStep) -> bool:
 
 @final
 @dataclass(frozen=True, slots=True)
+class CountedInts:
+    """Row numbers that are read.
+
+    Args:
+        node: What they are computed by.
+        kind, times: They are so many times the rows of that kind.
+        inputs: Of which inputs.
+    """
+
+    node: fx.Node
+    kind: int
+    times: int
+    inputs: frozenset[int]
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class RaggedCut:
     """Both ways of a module.
 
@@ -201,7 +218,10 @@ class RaggedCut:
         gradients: By input that has one: where it is made, and the tangents that it comes from.
         held: By input that a memory holds: the sums that are added to, and their tangents.
         terms: What the operands get.
-        ints: Row numbers that are read, and the function that computes them of the integers.
+        inputs: How many.
+        memory: Those of them that a memory holds.
+        ints: Row numbers that are read.
+        count: Computes them, of the inputs.
         made: Of the way back, the tensors of its own.
         tangents: The output of each tangent.
         used: Inputs that are read.
@@ -216,7 +236,9 @@ class RaggedCut:
     gradients: dict[int, tuple[Tensors, frozenset[int]]]
     held: dict[int, frozenset[int]]
     terms: tuple[RaggedTerm, ...]
-    ints: tuple[fx.Node, ...]
+    inputs: int
+    memory: tuple[int, ...]
+    ints: tuple[CountedInts, ...]
     count: Callable[..., tuple[torch.Tensor, ...]]
     made: tuple[Tensors, ...]
     tangents: tuple[int, ...]
@@ -311,6 +333,8 @@ class Cutter:
             gradients,
             held,
             tuple(terms),
+            len(low.inputs),
+            tuple(self._held),
             *self._counted([*forward, *back], terms),
             own,
             self._of_output,
@@ -438,17 +462,12 @@ class Cutter:
         found |= {y for y in outputs if isinstance(y, int)}
         waiting = [b.node for b in buffers if b.node is not None]
         waiting += [term.index for term in terms if term.index is not None]
-        seen: set[fx.Node] = set()
-        while waiting:
-            x = waiting.pop()
-            if x not in seen:
-                seen.add(x)
-                waiting += x.all_input_nodes
+        seen = _above(waiting)
         return frozenset(found | {k for k, x in enumerate(self._low.inputs) if x in seen})
 
     def _counted(
         self, drafts: Sequence[DraftStep], terms: Sequence[RaggedTerm]
-    ) -> tuple[tuple[fx.Node, ...], Callable[..., tuple[torch.Tensor, ...]]]:
+    ) -> tuple[tuple[CountedInts, ...], Callable[..., tuple[torch.Tensor, ...]]]:
         """Row numbers that are read, and what computes them."""
         found: dict[fx.Node, None] = {}
         for buffer in (b for d in drafts for b in d.read()):
@@ -465,7 +484,26 @@ class Cutter:
             if x in needed:
                 made[x] = graph.node_copy(x, made.__getitem__)
         graph.output(tuple(made[x] for x in found))
-        return tuple(found), emit(graph, {})
+        return tuple(map(self._ints_of, found)), emit(graph, {})
+
+    def _ints_of(self, node: fx.Node) -> CountedInts:
+        like, inputs = self._low.like(node), self._low.inputs
+        seen = _above([node])
+        return CountedInts(
+            node, like.kind, like.times, frozenset(k for k, x in enumerate(inputs) if x in seen)
+        )
+
+
+def _above(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Nodes, and all that they are made of."""
+    seen: set[fx.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        x = waiting.pop()
+        if x not in seen:
+            seen.add(x)
+            waiting += x.all_input_nodes
+    return seen
 
 
 def _together(drafts: Sequence[DraftStep], asked: set[Buffer]) -> list[DraftStep]:
