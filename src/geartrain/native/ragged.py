@@ -44,6 +44,8 @@ class Way(IntEnum):
     DOT = auto()
     SUM_TIMES = auto()
     MOVE = auto()
+    MOST_OVER = auto()
+    MOST_OVER_BACK = auto()
 
 
 @final

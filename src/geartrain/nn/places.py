@@ -243,7 +243,20 @@ class Places:
         ranks = len(tail) == len(like.tail) or not value.like.rows
         if ranks and math.prod(tail) == 1:
             return replace(value.at, one=like.width > 1)
-        raise Refused
+        return self._widened(value, tail, like)
+
+    def _widened(self, value: Value, tail: tuple[int, ...], like: Like) -> At:
+        """With axes of one entry made as long as they are read."""
+        if len(tail) != len(like.tail) or not value.like.rows:
+            raise Refused
+        wide = [k for k, (a, b) in enumerate(zip(tail, like.tail, strict=True)) if a != b]
+        if any(tail[k] != 1 for k in wide) or wide != list(range(wide[0], wide[-1] + 1)):
+            raise Refused
+        many = math.prod(like.tail[wide[0] : wide[-1] + 1])
+        inner = math.prod(like.tail[wide[-1] + 1 :])
+        out = self.spare(like)
+        self.add(Op.EXPAND, out, value.at, width=value.like.width, many=many, inner=inner)
+        return out.at
 
     def add(
         self,

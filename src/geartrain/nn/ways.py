@@ -32,9 +32,13 @@ def convert(places: Places, x: fx.Node) -> None:
     if target in _WAYS:
         _WAYS[target](places, x)
         return
+    args: Any = x.args
+    if target in NUMBERED and not x.kwargs:
+        op, sources, number = NUMBERED[target](*args)
+        places.step(x, op, sources, number)
+        return
     if target not in NUMBERS and target not in ONE and target not in TWO:
         raise Refused
-    args: Any = x.args
     if x.kwargs and dict(x.kwargs) != {"approximate": "none"}:
         raise Refused
     if target in ONE and len(args) == 1:
@@ -264,10 +268,15 @@ def _select_back(places: Places, x: fx.Node) -> None:
     places.copy(piece, out.part(index * math.prod(like.tail[1:]), piece.like.tail))
 
 
-def _power(places: Places, x: fx.Node) -> None:
-    if len(x.args) != 2 or x.args[1] != 2:
+def _most(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    source = places.value(args[0])
+    tail, dims = source.like.tail, args[1]
+    if len(dims) != 1 or not source.like.rows or dims[0] % (len(tail) + 1) == 0:
         raise Refused
-    places.step(x, Op.SQUARE, x.args[:1])
+    at = dims[0] % (len(tail) + 1) - 1
+    out = places.values[x] = places.out(x)
+    places.add(Op.MOST, out, source.at, many=tail[at], inner=math.prod(tail[at + 1 :]))
 
 
 def _expand(places: Places, x: fx.Node) -> None:
@@ -385,7 +394,7 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     aten.zeros_like.default: _zeros,
     aten.slice_backward.default: _slice_back,
     aten.select_backward.default: _select_back,
-    aten.pow.Tensor_Scalar: _power,
+    aten.amax.default: _most,
     aten.expand.default: _expand,
 }
 ONE: Final[Mapping[Any, Op]] = {
@@ -396,6 +405,11 @@ ONE: Final[Mapping[Any, Op]] = {
     aten.relu.default: Op.RELU,
     aten.gelu.default: Op.GELU,
     aten.silu.default: Op.SILU,
+    aten.abs.default: Op.ABS,
+    aten.sgn.default: Op.SIGN,
+    aten.sign.default: Op.SIGN,
+    aten.sqrt.default: Op.SQRT,
+    aten.log.default: Op.LOG,
 }
 NUMBERS: Final[Mapping[Any, Callable[[float], tuple[Op, float]]]] = {
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), lambda v: (Op.ADD_NUMBER, v)),
@@ -419,3 +433,69 @@ TWO: Final[Mapping[Any, Op]] = {
     aten.lt.Tensor: Op.LESS,
     aten.gt.Tensor: Op.GREATER,
 }
+
+
+Numbered = tuple[Op, list[Any], float]
+
+
+def _power(x: Any, number: Any) -> Numbered:
+    if not isinstance(number, (int, float)):
+        raise Refused
+    return (Op.SQUARE, [x], 0.0) if number == 2 else (Op.POWER, [x], float(number))
+
+
+def _clamp(x: Any, least: Any = None, most: Any = None) -> Numbered:
+    if (least is None) == (most is None):
+        raise Refused
+    return (Op.AT_MOST, [x], float(most)) if least is None else (Op.AT_LEAST, [x], float(least))
+
+
+def _leaky_back(g: Any, x: Any, slope: float, of_result: bool) -> Numbered:
+    if of_result:
+        raise Refused
+    return Op.LEAKY_BACK, [g, x], float(slope)
+
+
+def _elu(x: Any, alpha: float = 1.0, scale: float = 1.0, inner: float = 1.0) -> Numbered:
+    if scale != 1 or inner != 1:
+        raise Refused
+    return Op.ELU, [x], float(alpha)
+
+
+def _elu_back(
+    g: Any, alpha: float, scale: float, inner: float, of_result: bool, x: Any
+) -> Numbered:
+    if scale != 1 or inner != 1 or of_result:
+        raise Refused
+    return Op.ELU_BACK, [g, x], float(alpha)
+
+
+def _softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Numbered:
+    if beta != 1 or threshold != 20:
+        raise Refused
+    return Op.SOFTPLUS, [x], 0.0
+
+
+def _softplus_back(g: Any, x: Any, beta: float, threshold: float) -> Numbered:
+    if beta != 1 or threshold != 20:
+        raise Refused
+    return Op.SOFTPLUS_BACK, [g, x], 0.0
+
+
+NUMBERED: Final[Mapping[Any, Callable[..., Numbered]]] = {
+    aten.pow.Tensor_Scalar: _power,
+    aten.reciprocal.default: lambda x: (Op.POWER, [x], -1.0),
+    aten.rsqrt.default: lambda x: (Op.POWER, [x], -0.5),
+    aten.clamp.default: _clamp,
+    aten.clamp_min.default: lambda x, least: _clamp(x, least),
+    aten.clamp_max.default: lambda x, most: _clamp(x, None, most),
+    aten.gt.Scalar: lambda x, number: (Op.ABOVE, [x], float(number)),
+    aten.ge.Scalar: lambda x, number: (Op.FROM, [x], float(number)),
+    aten.leaky_relu.default: lambda x, slope=0.01: (Op.LEAKY, [x], float(slope)),
+    aten.leaky_relu_backward.default: _leaky_back,
+    aten.elu.default: _elu,
+    aten.elu_backward.default: _elu_back,
+    aten.softplus.default: _softplus,
+    aten.softplus_backward.default: _softplus_back,
+}
+"""The step of an operator with these arguments, what it reads, and its number."""

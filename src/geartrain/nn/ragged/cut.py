@@ -20,6 +20,7 @@ from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
 from geartrain.nn.emit import emit
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.lower import Lowering
+from geartrain.nn.ragged.over import sums_rows
 from geartrain.nn.ragged.values import (
     BUNDLES,
     HELD,
@@ -319,7 +320,7 @@ class Cutter:
             _together(steps, kept | {t.buffer for t in [*made, *tensors.values()]})
             for steps in (forward, back, without)
         )
-        if sum(b.entries for b in low._weights.values()) > MOST_WEIGHTS:
+        if sum(b.entries for b in low.weights.values()) > MOST_WEIGHTS:
             raise Refused("its weights are large")
         outside = {t.buffer for t in made} & kept
         if outside:  # an output that is kept too lies by itself, and is copied
@@ -396,15 +397,23 @@ class Cutter:
             if len({(t.buffer.kind, t.buffer.entries // t.tail[0]) for t in tensors}) != 1:
                 raise Refused("a product of rows of two kinds")
             yield RaggedTerm(operand, "product", tensors, of)
-        elif (rows := self._summed(d)) is not None and not turned:
-            found = self._rows(rows, flat=True)
-            if low._shapes[low.operands[operand]] != found.tail:
+        elif not turned and (found := self._added_up(d)) is not None:
+            if low.shapes[low.operands[operand]] != found.tail:
                 raise Refused("a sum of rows for other than a vector")
             yield RaggedTerm(operand, "sum", (found,), of)
         elif not turned and (table := self._table(d)) is not None:
             yield self._of_table(operand, *table[:2], of, table[2])
         else:
             raise Refused(f"a weight's gradient is of {target}")
+
+    def _added_up(self, d: fx.Node) -> Tensors | None:
+        """The rows of whose sum a node is, as a matrix."""
+        low = self._low
+        if d in low.summed:
+            value = low.full(low.summed[d], late=True)
+            return Tensors(self._tensor(value, late=True).buffer, (value.width,))
+        rows = self._summed(d)
+        return None if rows is None else self._rows(rows, flat=True)
 
     def _table(self, d: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
         """Rows that are added to a table's, their numbers, and the number that gets nothing."""
@@ -444,7 +453,7 @@ class Cutter:
         args: Any = d.args
         while d.target in (aten.view.default, aten.squeeze.dim, aten.squeeze.dims):
             d, args = args[0], args[0].args
-        if d.target is not aten.sum.dim_IntList or not self._low._sums_rows(d):
+        if d.target is not aten.sum.dim_IntList or not sums_rows(self._low, d):
             return None
         rows: fx.Node = args[0]
         return rows
@@ -538,7 +547,7 @@ def _together(drafts: Sequence[DraftStep], asked: set[Buffer]) -> list[DraftStep
             whole = draft.op == Op.REDUCE and draft.inner == 1 and draft.many == product.width
             if draft.way is Way.PLAIN and whole and not ones:
                 found = [d for d in found if d is not product]
-                found.append(replace(of, way=Way.DOT))
+                found.append(replace(of, way=Way.DOT, many=0))
                 continue
             if draft.way is Way.SUM_OVER and len(ones) == 1:
                 found = [d for d in found if d is not product]
