@@ -17,13 +17,17 @@ from torch import Tensor
 aten = torch.ops.aten
 
 
+def _halves(x: Tensor, dim: int) -> Sequence[Tensor]:
+    return torch.split(x, x.shape[dim] // 2, dim)
+
+
 def _glu(x: Tensor, dim: int = -1) -> Tensor:
-    a, b = x.split(x.shape[dim] // 2, dim)
+    a, b = _halves(x, dim)
     return a * torch.sigmoid(b)
 
 
 def _glu_back(g: Tensor, x: Tensor, dim: int) -> Tensor:
-    a, b = x.split(x.shape[dim] // 2, dim)
+    a, b = _halves(x, dim)
     open_ = torch.sigmoid(b)
     through = g * open_
     return torch.cat([through, through * a * (1 - open_)], dim)
