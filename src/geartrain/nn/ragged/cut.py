@@ -20,6 +20,7 @@ from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
 from geartrain.nn.emit import emit
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.lower import Lowering
+from geartrain.nn.ragged.over import sums_rows
 from geartrain.nn.ragged.values import (
     BUNDLES,
     HELD,
@@ -100,7 +101,7 @@ class RaggedRoutine:
         self.slots: dict[Buffer, int] = {}
         self._room: list[int] = []
         self._kinds: list[int] = []
-        local = all(map(_is_local, drafts)) and any(d.way is not Way.PLAIN for d in drafts)
+        local = all(map(_is_local, drafts))
         if local:
             self._outer(ends)
         last: dict[Buffer, int] = {}
@@ -189,6 +190,23 @@ def _is_local(draft: DraftStep) -> bool:
 
 @final
 @dataclass(frozen=True, slots=True)
+class CountedInts:
+    """Row numbers that are read.
+
+    Args:
+        node: What they are computed by.
+        kind, times: They are so many times the rows of that kind.
+        inputs: Of which inputs.
+    """
+
+    node: fx.Node
+    kind: int
+    times: int
+    inputs: frozenset[int]
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class RaggedCut:
     """Both ways of a module.
 
@@ -201,7 +219,10 @@ class RaggedCut:
         gradients: By input that has one: where it is made, and the tangents that it comes from.
         held: By input that a memory holds: the sums that are added to, and their tangents.
         terms: What the operands get.
-        ints: Row numbers that are read, and the function that computes them of the integers.
+        inputs: How many.
+        memory: Those of them that a memory holds.
+        ints: Row numbers that are read.
+        count: Computes them, of the inputs.
         made: Of the way back, the tensors of its own.
         tangents: The output of each tangent.
         used: Inputs that are read.
@@ -216,7 +237,9 @@ class RaggedCut:
     gradients: dict[int, tuple[Tensors, frozenset[int]]]
     held: dict[int, frozenset[int]]
     terms: tuple[RaggedTerm, ...]
-    ints: tuple[fx.Node, ...]
+    inputs: int
+    memory: tuple[int, ...]
+    ints: tuple[CountedInts, ...]
     count: Callable[..., tuple[torch.Tensor, ...]]
     made: tuple[Tensors, ...]
     tangents: tuple[int, ...]
@@ -297,7 +320,7 @@ class Cutter:
             _together(steps, kept | {t.buffer for t in [*made, *tensors.values()]})
             for steps in (forward, back, without)
         )
-        if sum(b.entries for b in low._weights.values()) > MOST_WEIGHTS:
+        if sum(b.entries for b in low.weights.values()) > MOST_WEIGHTS:
             raise Refused("its weights are large")
         outside = {t.buffer for t in made} & kept
         if outside:  # an output that is kept too lies by itself, and is copied
@@ -311,6 +334,8 @@ class Cutter:
             gradients,
             held,
             tuple(terms),
+            len(low.inputs),
+            tuple(self._held),
             *self._counted([*forward, *back], terms),
             own,
             self._of_output,
@@ -372,15 +397,23 @@ class Cutter:
             if len({(t.buffer.kind, t.buffer.entries // t.tail[0]) for t in tensors}) != 1:
                 raise Refused("a product of rows of two kinds")
             yield RaggedTerm(operand, "product", tensors, of)
-        elif (rows := self._summed(d)) is not None and not turned:
-            found = self._rows(rows, flat=True)
-            if low._shapes[low.operands[operand]] != found.tail:
+        elif not turned and (found := self._added_up(d)) is not None:
+            if low.shapes[low.operands[operand]] != found.tail:
                 raise Refused("a sum of rows for other than a vector")
             yield RaggedTerm(operand, "sum", (found,), of)
         elif not turned and (table := self._table(d)) is not None:
             yield self._of_table(operand, *table[:2], of, table[2])
         else:
             raise Refused(f"a weight's gradient is of {target}")
+
+    def _added_up(self, d: fx.Node) -> Tensors | None:
+        """The rows of whose sum a node is, as a matrix."""
+        low = self._low
+        if d in low.summed:
+            value = low.full(low.summed[d], late=True)
+            return Tensors(self._tensor(value, late=True).buffer, (value.width,))
+        rows = self._summed(d)
+        return None if rows is None else self._rows(rows, flat=True)
 
     def _table(self, d: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
         """Rows that are added to a table's, their numbers, and the number that gets nothing."""
@@ -420,7 +453,7 @@ class Cutter:
         args: Any = d.args
         while d.target in (aten.view.default, aten.squeeze.dim, aten.squeeze.dims):
             d, args = args[0], args[0].args
-        if d.target is not aten.sum.dim_IntList or not self._low._sums_rows(d):
+        if d.target is not aten.sum.dim_IntList or not sums_rows(self._low, d):
             return None
         rows: fx.Node = args[0]
         return rows
@@ -438,17 +471,12 @@ class Cutter:
         found |= {y for y in outputs if isinstance(y, int)}
         waiting = [b.node for b in buffers if b.node is not None]
         waiting += [term.index for term in terms if term.index is not None]
-        seen: set[fx.Node] = set()
-        while waiting:
-            x = waiting.pop()
-            if x not in seen:
-                seen.add(x)
-                waiting += x.all_input_nodes
+        seen = _above(waiting)
         return frozenset(found | {k for k, x in enumerate(self._low.inputs) if x in seen})
 
     def _counted(
         self, drafts: Sequence[DraftStep], terms: Sequence[RaggedTerm]
-    ) -> tuple[tuple[fx.Node, ...], Callable[..., tuple[torch.Tensor, ...]]]:
+    ) -> tuple[tuple[CountedInts, ...], Callable[..., tuple[torch.Tensor, ...]]]:
         """Row numbers that are read, and what computes them."""
         found: dict[fx.Node, None] = {}
         for buffer in (b for d in drafts for b in d.read()):
@@ -465,7 +493,26 @@ class Cutter:
             if x in needed:
                 made[x] = graph.node_copy(x, made.__getitem__)
         graph.output(tuple(made[x] for x in found))
-        return tuple(found), emit(graph, {})
+        return tuple(map(self._ints_of, found)), emit(graph, {})
+
+    def _ints_of(self, node: fx.Node) -> CountedInts:
+        like, inputs = self._low.like(node), self._low.inputs
+        seen = _above([node])
+        return CountedInts(
+            node, like.kind, like.times, frozenset(k for k, x in enumerate(inputs) if x in seen)
+        )
+
+
+def _above(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Nodes, and all that they are made of."""
+    seen: set[fx.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        x = waiting.pop()
+        if x not in seen:
+            seen.add(x)
+            waiting += x.all_input_nodes
+    return seen
 
 
 def _together(drafts: Sequence[DraftStep], asked: set[Buffer]) -> list[DraftStep]:
@@ -500,7 +547,7 @@ def _together(drafts: Sequence[DraftStep], asked: set[Buffer]) -> list[DraftStep
             whole = draft.op == Op.REDUCE and draft.inner == 1 and draft.many == product.width
             if draft.way is Way.PLAIN and whole and not ones:
                 found = [d for d in found if d is not product]
-                found.append(replace(of, way=Way.DOT))
+                found.append(replace(of, way=Way.DOT, many=0))
                 continue
             if draft.way is Way.SUM_OVER and len(ones) == 1:
                 found = [d for d in found if d is not product]

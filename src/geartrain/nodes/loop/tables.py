@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from math import prod
-from typing import Final, TypeAlias, final
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, final
 
 import numpy as np
 import torch
@@ -26,12 +26,9 @@ Table: TypeAlias = NDArray[np.int64]
 Like: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 """Dtype, and shape after the rows."""
 
-_HOWS: Final = {"row": 0, "sum": 1, "mean": 2}
+_HOWS: Final = {"row": 0, "sum": 1, "mean": 2, "member": 3}
 _LINE: Final = 64
 """Bytes: each tensor of an arena begins at a multiple."""
-
-# Words of a read that are written anew.
-_LIMIT, _FROM, _INTO, _BACK = 8, 9, 13, 16
 
 
 @final
@@ -104,6 +101,26 @@ class RowMemory:
 def _row_bytes(x: Tensor) -> int:
     found: int = x.stride(0) * x.itemsize if x.ndim > 1 else x.itemsize
     return found
+
+
+def read_words(
+    read: Read, source: Tensor, row: int, kind: RowsOf, back: RowsOf, mask: int
+) -> tuple[int, ...]:
+    """A read as C has it, but for what is written anew.
+
+    Args:
+        read: It.
+        source: Where the rows lie that it reads.
+        row: Bytes from row to row of what is made.
+        kind, back: Whose rows these are, and those of its gradient.
+        mask: The outputs that the gradient comes from, as bits; 0: it has none.
+    """
+    size = source.itemsize
+    return (
+        *(_HOWS[read.how], read.number if mask else -1, read.column),
+        *(read.many, read.parts, read.width * size, _row_bytes(source) // read.parts),
+        *(read.at * size, 0, 0, row, read.into * size, kind, 0, back, mask, 0),
+    )
 
 
 @final
@@ -206,17 +223,13 @@ class CallLayout:
         answers = self.form.gradients
         for words, (read, home) in zip(self.reads, pairs, strict=True):
             source = (held.likes(read.number) or ())[read.column]
-            size, (kind, row) = source.itemsize, self._static(home)
+            kind, row = self._static(home)
             how, i = home
             if how == "output":  # an input that is nothing but copied has no other read
                 i = self._copied[i]
             learns = read.learns and i in answers and (how == "input" or i not in self._asked)
             mask = sum([1 << self.form.tangents[t] for t in answers[i]]) if learns else 0
-            words[:] = (
-                *(_HOWS[read.how], read.number if learns else -1, read.column),
-                *(read.many, read.parts, read.width * size, _row_bytes(source) // read.parts),
-                *(read.at * size, 0, 0, row, read.into * size, kind, 0, 0, mask, 0),
-            )
+            words[:] = read_words(read, source, row, kind, RowsOf.FIXED, mask)
         self.values = list(dict.fromkeys([self.into, *[v for v, _, _ in self._sources]]))
         """Whose gradients the way back reads, or adds to."""
         self._answered = [i if how == "input" else self._copied[i] for how, i in self._targets]
@@ -274,9 +287,9 @@ class CallLayout:
         """Write what stays of a module's words."""
         form, n = self.form, calls.ROUTINE_WORDS
         both = (self._bases, self._strides, self._whose)
-        words[:n] = (*form.forward.steps.words, *map(pointer, both))
+        words[:n] = (*form.forward.steps.words, *map(pointer, both), 0)
         both = (self._back_bases, self._back_strides, self._back_whose)
-        words[n : 2 * n] = (*form.backward.steps.words, *map(pointer, both))
+        words[n : 2 * n] = (*form.backward.steps.words, *map(pointer, both), 0)
         apart = 0 if self.as_asked else 2
         words[2 * n :] = (self.into, len(self.reads), apart, pointer(self.reads), 0, 0, 0)
 
@@ -299,9 +312,9 @@ class CallLayout:
         self._bases[:] = bases
         if self._targets:
             sources = [((held.likes(v) or ())[c], parts) for v, c, parts in self._sources]
-            self.reads[:, _LIMIT] = [x.shape[0] * parts for x, parts in sources]
-            self.reads[:, _FROM] = [x.data_ptr() for x, _ in sources]
-            self.reads[:, _INTO] = [at(home) for home in self._targets]
+            self.reads[:, calls.READ_LIMIT] = [x.shape[0] * parts for x, parts in sources]
+            self.reads[:, calls.READ_FROM] = [x.data_ptr() for x, _ in sources]
+            self.reads[:, calls.READ_INTO] = [at(home) for home in self._targets]
 
     def place_back(
         self,
@@ -350,7 +363,7 @@ class CallLayout:
         self._back_bases[:] = bases
         if self._targets:
             found = {i: argument(k) if k >= 0 else made(~k) for i, k in self._back_of.items()}
-            self.reads[:, _BACK] = [found.get(i, 0) for i in self._answered]
+            self.reads[:, calls.READ_BACK] = [found.get(i, 0) for i in self._answered]
 
     def sums(self, updates: int) -> list[Tensor | None]:
         """Zeros for what the backward adds rows up in, one for each update, by what it makes."""
@@ -381,6 +394,21 @@ def key_of(tensors: Sequence[ReadTensor]) -> Hashable:
     )
 
 
+class AbstractLayout(Protocol):
+    """How C calls a module: ``CallLayout``, or ``SeveralLayout`` of rows of several kinds."""
+
+    possible: bool
+
+    def __init__(self, form: Any, *rest: Any, as_asked: bool) -> None: ...
+
+    def holds(self, form: Any, tensors: Any, columns: Any) -> bool: ...
+
+    def write(self, words: Table) -> None: ...
+
+
+AnyLayout = TypeVar("AnyLayout", bound=AbstractLayout)
+
+
 @final
 class Tables:
     """Of all modules and values of a loop.
@@ -393,7 +421,7 @@ class Tables:
         self.modules = np.zeros((modules, calls.MODULE_WORDS), np.int64)
         self.values = np.zeros((values, calls.VALUE_WORDS), np.int64)
         self.at_modules, self.at_values = pointer(self.modules), pointer(self.values)
-        self._layouts: dict[int, CallLayout] = {}
+        self._layouts: dict[int, AbstractLayout] = {}
         self._columns: dict[int, Table] = {}
         self._samples: dict[int, tuple[list[Like], tuple[Tensor, ...]]] = {}
         self._copies: dict[int, tuple[Hashable, CallForm]] = {}
@@ -420,22 +448,20 @@ class Tables:
         return form
 
     def layout(
-        self,
-        number: int,
-        form: CallForm,
-        tensors: Sequence[ReadTensor],
-        columns: Sequence[Tensor],
-        into: int,
-        held: FiringTensors,
-        *,
-        as_asked: bool,
-    ) -> CallLayout | None:
-        """That of a module, as before if nothing has changed; None: C cannot call it."""
+        self, kind: type[AnyLayout], number: int, form: Any, *rest: Any, as_asked: bool
+    ) -> AnyLayout | None:
+        """That of a module, as before if nothing has changed; None: C cannot call it.
+
+        Args:
+            kind: Of the layout.
+            number: Of the module.
+            form: Its programs.
+            rest: The other arguments of a layout.
+            as_asked: The last one.
+        """
         found = self._layouts.get(number)
-        if found is None or not found.holds(form, tensors, columns):
-            found = self._layouts[number] = CallLayout(
-                form, tensors, columns, into, held, as_asked=as_asked
-            )
+        if not isinstance(found, kind) or not found.holds(form, rest[0], rest[1]):
+            found = self._layouts[number] = kind(form, *rest, as_asked=as_asked)
             if found.possible:
                 found.write(self.modules[number])
         return found if found.possible else None
