@@ -474,6 +474,7 @@ class NativeCalls:
             else:
                 one = Returning(module, *rest)
             returning.append(one)
+            tables.put(number, module.layout)
             tables.modules[number, -3:] = one.words
         assert self._dtype is not None
         room, much = self._extent(begin, end, forward=False)

@@ -42,7 +42,6 @@ class Returning:
         "_local",
         "_n",
         "_records",
-        "_short",
         "_sums",
         "_updates",
         "_wanted",
@@ -71,8 +70,8 @@ class Returning:
         self._updates = None if of is None else of[self._local]
         several, at_updates = 1, 0
         if self._updates is not None and layout.form.split:
-            self._short = self._updates.astype(np.uint8)
-            several, at_updates = int(self._short.max()) + 1, pointer(self._short) - first
+            several = int(self._updates.max()) + 1
+            at_updates = pointer(self._updates) - self._updates.itemsize * first
         self._arena, self._sums = RowMemory(layout.back_blocks, n), layout.sums(several)
         layout.place_back(module.arena, self._arena, first, self._sums, held, gradients)
         self._wanted = np.zeros(n, np.uint8)

@@ -27,6 +27,10 @@ Like: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 """Dtype, and shape after the rows."""
 
 _HOWS: Final = {"row": 0, "sum": 1, "mean": 2, "member": 3}
+MOST_COLUMNS: Final = 63
+"""Tensors of a payload: which of them have got gradients are the bits of a number."""
+MOST_LAYOUTS: Final = 2
+"""Of one module that are kept: a program may have two forwards."""
 _LINE: Final = 64
 """Bytes: each tensor of an arena begins at a multiple."""
 
@@ -156,7 +160,7 @@ class CallLayout:
         self.key = key_of(tensors)
         self.kinds = kinds_of(tensors, columns)
         self._copied = dict(form.copies)
-        self.possible = self._fits()
+        self.possible = self._fits() and self._is_told(tensors, held)
         if self.possible:
             self._lay_out(tensors, held)
 
@@ -169,6 +173,15 @@ class CallLayout:
             if mine is not dtype or prod(tail) != width:
                 return False
         return all(kinds[i][0] is form.dtype for i in form.gradients)
+
+    def _is_told(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> bool:
+        """Whether C can be told what is read: columns are bits, and it adds up one dtype."""
+        widths = [len(self.form.outputs)]
+        for t in tensors:
+            widths += [len(held.likes(r.number) or ()) for r in t.reads]
+            if t.dtype is not self.form.dtype and any(r.how != "row" for r in t.reads):
+                return False
+        return max(widths) <= MOST_COLUMNS
 
     def _lay_out(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> None:
         form = self.form
@@ -421,7 +434,8 @@ class Tables:
         self.modules = np.zeros((modules, calls.MODULE_WORDS), np.int64)
         self.values = np.zeros((values, calls.VALUE_WORDS), np.int64)
         self.at_modules, self.at_values = pointer(self.modules), pointer(self.values)
-        self._layouts: dict[int, AbstractLayout] = {}
+        self._layouts: dict[int, list[AbstractLayout]] = {}
+        self._written: dict[int, AbstractLayout] = {}
         self._columns: dict[int, Table] = {}
         self._samples: dict[int, tuple[list[Like], tuple[Tensor, ...]]] = {}
         self._copies: dict[int, tuple[Hashable, CallForm]] = {}
@@ -459,12 +473,27 @@ class Tables:
             rest: The other arguments of a layout.
             as_asked: The last one.
         """
-        found = self._layouts.get(number)
-        if not isinstance(found, kind) or not found.holds(form, rest[0], rest[1]):
-            found = self._layouts[number] = kind(form, *rest, as_asked=as_asked)
-            if found.possible:
-                found.write(self.modules[number])
-        return found if found.possible else None
+        known = self._layouts.setdefault(number, [])
+        mine = (each for each in known if isinstance(each, kind))
+        found = next((each for each in mine if each.holds(form, rest[0], rest[1])), None)
+        if found is None:
+            found = kind(form, *rest, as_asked=as_asked)
+            known.insert(0, found)
+            del known[MOST_LAYOUTS:]
+        if not found.possible:
+            return None
+        self.put(number, found)
+        return found
+
+    def put(self, number: int, layout: AbstractLayout) -> None:
+        """Let the words of a module be those of a layout.
+
+        Turns that are in flight may have different ones: where some of its programs are for few
+        rows and some for many, or its weights have changed in between.
+        """
+        if self._written.get(number) is not layout:
+            layout.write(self.modules[number])
+            self._written[number] = layout
 
     def write_value(self, number: int, held: FiringTensors) -> list[Tensor | None]:
         """Write where the gradients of a value are, and who has got one; they."""
