@@ -388,6 +388,10 @@ class SeveralModule:
         """Its arguments of n of its rows."""
         return tuple([self.rows_of(("input", i), first, n) for i in range(self.layout.form.inputs)])
 
+    def carried(self, first: int, n: int) -> int:
+        """Rows, or members of these, that n of its rows have on the way back."""
+        return max(n, int(self._ends[first + n] - self._ends[first]))
+
     def extent(self, first: int, n: int, *, forward: bool) -> tuple[int, int]:
         """Numbers that a call of n rows computes in between, and how much work it is."""
         form = self.layout.form
