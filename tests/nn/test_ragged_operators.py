@@ -250,6 +250,32 @@ class Mix(nn.Module):
         return functional.gelu(self.inner(torch.cat([x, total[inside.segment]], 1)))
 
 
+class Shares(nn.Module):
+    """A softmax over each bundle, of which the largest is taken off before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weigh, self.value = nn.Linear(H, 1), nn.Linear(H, H)
+
+    def forward(self, x: Tensor, inside: gt.Inside) -> Tensor:
+        n, to = len(inside.lengths), inside.segment
+        score = self.weigh(x)
+        far = torch.full((n, 1), -math.inf).scatter_reduce(0, to[:, None], score, "amax")
+        weight = (score - far[to]).exp()
+        total = x.new_zeros(n, 1).index_add(0, to, weight)
+        found = x.new_zeros(n, H).index_add_(0, to, weight / total[to] * self.value(x))
+        each = torch.full((n, H), 1e9).index_reduce(0, to, x, "amin")
+        return found + each / inside.lengths.to(x.dtype).sqrt()[:, None]
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=70))
+def test_softmax_over_bundles_of_any_lengths(lengths: list[int]) -> None:
+    torch.manual_seed(0)
+    check_inside(Shares(), lengths, H, pools=True)
+
+
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.booleans(), st.lists(st.integers(0, 9), min_size=1, max_size=70).filter(any))
 def test_bundles_of_any_lengths(pools: bool, lengths: list[int]) -> None:
