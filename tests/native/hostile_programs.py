@@ -32,7 +32,7 @@ from geartrain.nodes.memory import Held, Recalled
 from geartrain.nodes.ragged import AbstractRaggedChoice, AbstractRaggedProgram
 from geartrain.nodes.remembering import Remembering, RememberingRead
 from tests.rigs.called import CASES, WIDTH, random_trees
-from tests.rigs.ragged import H, Look, Mix, Pass, Point, Pool, Products
+from tests.rigs.ragged_modules import H, Look, Mix, Pass, Point, Pool, Products
 from tests.rigs.spoilt import EXTREMES, F64, REFUSALS, Draw, session_of
 
 Found = Callable[[], list[Tensor | None]]

@@ -54,11 +54,11 @@ def _with_number(low: AbstractLowering, x: fx.Node, args: list[Any]) -> None:
 
 
 def _of_two(low: AbstractLowering, x: fx.Node, args: list[Any]) -> None:
-    op = TWO[x.target]
-    if not isinstance(args[0], float):
-        low.elementwise(x, op, args, ones=1)
-    elif op in _SWAPPED:
+    op, every = TWO[x.target], list(x.args)
+    if isinstance(args[0], float) and op in _SWAPPED:
         low.elementwise(x, _SWAPPED[op], args[1:], args[0])
+    elif all(isinstance(a, fx.Node) for a in every):
+        low.elementwise(x, op, every, ones=1)
     else:
         raise Refused(f"{x.target} of a number")
 

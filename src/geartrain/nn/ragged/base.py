@@ -285,6 +285,12 @@ class AbstractLowering(ABC):
         )
         return out
 
+    def turned_over(self, value: RaggedValue, *, late: bool) -> RaggedValue:
+        """Less than nothing: of which the most is the least."""
+        out = self.room(self.like_value(value), late=late)
+        self.plain(Op.NEG, out, value, late=late)
+        return out
+
     def dense(self, value: RaggedValue, *, late: bool) -> RaggedValue:
         """All of a buffer."""
         value = self.full(value, late=late)

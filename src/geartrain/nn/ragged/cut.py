@@ -7,7 +7,6 @@ rooms that are written forward and read back             ─► residuals, side 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, final
@@ -15,14 +14,15 @@ from typing import Any, Final, Literal, TypeAlias, final
 import torch
 from torch import fx
 
-from geartrain.native.fused import At, Op, Step
-from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
+from geartrain.native.fused import Op
+from geartrain.native.ragged import Way
 from geartrain.nn.emit import emit
 from geartrain.nn.places import Refused
+from geartrain.nn.ragged.drafts import needed, together
 from geartrain.nn.ragged.lower import Lowering
 from geartrain.nn.ragged.over import sums_rows
+from geartrain.nn.ragged.routine import RaggedRoutine
 from geartrain.nn.ragged.values import (
-    BUNDLES,
     HELD,
     MEMBERS,
     NO_ROWS,
@@ -75,117 +75,6 @@ class RaggedTerm:
     tangents: frozenset[int]
     padding: int = -1
     index: fx.Node | None = None
-
-
-@final
-class RaggedRoutine:
-    """One program, and where a call finds its tensors.
-
-    Args:
-        drafts: Its steps.
-        given: Buffers that lie elsewhere than in room of the call.
-        ends: Where bundles begin and end.
-        dtype: Of all numbers.
-
-    Attributes:
-        slots: By buffer that is not in between.
-    """
-
-    def __init__(
-        self,
-        drafts: Sequence[DraftStep],
-        given: set[Buffer],
-        ends: Buffer,
-        dtype: torch.dtype,
-    ) -> None:
-        self.slots: dict[Buffer, int] = {}
-        self._room: list[int] = []
-        self._kinds: list[int] = []
-        local = all(map(_is_local, drafts))
-        if local:
-            self._outer(ends)
-        last: dict[Buffer, int] = {}
-        for number, draft in enumerate(drafts):
-            for buffer in (draft.out.buffer, *draft.read()):
-                last[buffer] = number
-        ending: dict[int, list[Buffer]] = {}
-        for buffer, number in last.items():
-            ending.setdefault(number, []).append(buffer)
-        free: dict[tuple[int, int], list[int]] = {}
-        own: dict[Buffer, int] = {}
-        steps = []
-        for number, draft in enumerate(drafts):
-            places = [self._at(v, own, free, given) for v in (draft.out, *draft.reads)]
-            index = -1 if draft.index is None else self._outer(draft.index)
-            inside = -1 if draft.ends is None else self._outer(draft.ends)
-            cells = -1 if draft.cells is None else self._outer(draft.cells)
-            step = Step(
-                Op(draft.op), draft.width, tuple(places), draft.many, draft.inner, draft.number
-            )
-            steps.append(
-                RaggedStep(
-                    Way(draft.way),
-                    step,
-                    draft.kind,
-                    draft.times,
-                    draft.source,
-                    draft.source_times,
-                    index,
-                    inside,
-                    cells,
-                )
-            )
-            for buffer in ending.get(number, ()):
-                slot = own.pop(buffer, None)
-                if slot is not None:
-                    free.setdefault((buffer.kind, buffer.entries), []).append(slot)
-        self.steps = RaggedSteps(
-            steps, self._room, self._kinds, dtype, self.slots[ends] if local else -1
-        )
-        self.size = len(self._room)
-
-    def _outer(self, buffer: Buffer) -> int:
-        """The slot of what lies elsewhere."""
-        found = self.slots.get(buffer)
-        if found is None:
-            found = self.slots[buffer] = len(self._room)
-            self._room.append(0)
-            self._kinds.append(0)
-        return found
-
-    def _at(
-        self,
-        value: RaggedValue | None,
-        own: dict[Buffer, int],
-        free: dict[tuple[int, int], list[int]],
-        given: set[Buffer],
-    ) -> At:
-        if value is None:
-            return At()
-        buffer = value.buffer
-        if buffer.role != "room" or buffer in given:
-            slot = self._outer(buffer)
-        elif buffer in own:
-            slot = own[buffer]
-        else:
-            unused = free.get((buffer.kind, buffer.entries))
-            slot = unused.pop() if unused else len(self._room)
-            if slot == len(self._room):
-                self._room.append(buffer.entries)
-                self._kinds.append(buffer.kind)
-            own[buffer] = slot
-        return At(slot, value.at, value.row, value.one)
-
-
-def _is_local(draft: DraftStep) -> bool:
-    """Whether a step leads from no bundle to another."""
-    if draft.way is Way.MOVE:
-        return False
-    if draft.way is Way.TAKE:
-        return draft.source == HELD and draft.kind == MEMBERS
-    if draft.way is Way.ADD_AT:
-        return draft.source == HELD and draft.kind == MEMBERS
-    return draft.kind in (BUNDLES, MEMBERS)
 
 
 @final
@@ -303,13 +192,13 @@ class Cutter:
             sums.append(self._into_memory(i, low.full(value, late=True)))
         results = [t.buffer for t, _ in gradients.values()]
         results += [t.buffer for term in terms for t in term.tensors]
-        back = _needed([*low.back.steps, *sums], results, sums)
-        without = _needed(low.back.steps, results, [])
+        back = needed([*low.back.steps, *sums], results, sums)
+        without = needed(low.back.steps, results, [])
         asked = {b for d in back for b in d.read()} | set(results)
         ours = [d.out.buffer for d in low.forward.steps]
         residuals = tuple(dict.fromkeys(b for b in ours if b in asked and b.role == "room"))
         made = [t for t in outputs if isinstance(t, Tensors)]
-        forward = _needed(low.forward.steps, [*residuals, *(t.buffer for t in made)], [])
+        forward = needed(low.forward.steps, [*residuals, *(t.buffer for t in made)], [])
         kept = set(residuals)
         tensors = {t.buffer: t for t, _ in gradients.values()}
         tensors |= {t.buffer: t for term in terms for t in term.tensors}
@@ -317,7 +206,7 @@ class Cutter:
         given = kept | {t.buffer for t in made}
         of_back = kept | {t.buffer for t in own}
         forward, back, without = (
-            _together(steps, kept | {t.buffer for t in [*made, *tensors.values()]})
+            together(steps, kept | {t.buffer for t in [*made, *tensors.values()]})
             for steps in (forward, back, without)
         )
         if sum(b.entries for b in low.weights.values()) > MOST_WEIGHTS:
@@ -488,9 +377,9 @@ class Cutter:
         graph, made = fx.Graph(), {}
         for x in self._low.inputs:
             made[x] = graph.placeholder(x.name)
-        needed = needed_by(found, made)
+        above = needed_by(found, made)
         for x in self._low.nodes:
-            if x in needed:
+            if x in above:
                 made[x] = graph.node_copy(x, made.__getitem__)
         graph.output(tuple(made[x] for x in found))
         return tuple(map(self._ints_of, found)), emit(graph, {})
@@ -513,58 +402,3 @@ def _above(nodes: Sequence[fx.Node]) -> set[fx.Node]:
             seen.add(x)
             waiting += x.all_input_nodes
     return seen
-
-
-def _together(drafts: Sequence[DraftStep], asked: set[Buffer]) -> list[DraftStep]:
-    """The same steps, with products that are just added up made and added in one,
-    and rows that are just taken and added moved."""
-    written, read = Counter(d.out.buffer for d in drafts), Counter()  # type: ignore[var-annotated]
-    for draft in drafts:
-        read.update(draft.read())
-    factors: dict[Buffer, DraftStep] = {}
-    found: list[DraftStep] = []
-    for draft in drafts:
-        buffer = draft.out.buffer
-        factor = draft.way is Way.PLAIN and draft.op == Op.MUL
-        if (factor or draft.way is Way.TAKE) and buffer.role == "room":
-            if buffer not in asked and written[buffer] == read[buffer] == 1:
-                factors[buffer] = draft
-        (source, *_) = draft.reads or [None]
-        product = factors.get(source.buffer) if source is not None else None
-        if product is not None and source is not None and source.dense:
-            if product.way is Way.TAKE:
-                if draft.way is Way.ADD_AT:
-                    found = [d for d in found if d is not product]
-                    moved = replace(product, way=Way.MOVE, out=draft.out, cells=draft.index)
-                    moved.many, moved.inner = draft.source, draft.source_times
-                    found.append(moved)
-                else:
-                    found.append(draft)
-                continue
-            a, b = product.reads
-            ones = [v for v in (a, b) if v is not None and v.one]
-            of = replace(draft, reads=[a, b], width=product.width, op=0)
-            whole = draft.op == Op.REDUCE and draft.inner == 1 and draft.many == product.width
-            if draft.way is Way.PLAIN and whole and not ones:
-                found = [d for d in found if d is not product]
-                found.append(replace(of, way=Way.DOT, many=0))
-                continue
-            if draft.way is Way.SUM_OVER and len(ones) == 1:
-                found = [d for d in found if d is not product]
-                rows = b if ones[0] is a else a
-                found.append(replace(of, way=Way.SUM_TIMES, reads=[rows, ones[0]]))
-                continue
-        found.append(draft)
-    return found
-
-
-def _needed(
-    drafts: Sequence[DraftStep], roots: Sequence[Buffer], always: Sequence[DraftStep]
-) -> list[DraftStep]:
-    """Steps without which these buffers would not be what they are."""
-    wanted, found = set(roots), []
-    for draft in reversed(drafts):
-        if draft.out.buffer in wanted or any(draft is each for each in always):
-            found.append(draft)
-            wanted.update(draft.read())
-    return found[::-1]

@@ -53,8 +53,7 @@ class Lowering(AbstractLowering):
         if target in _FULL:
             self.values[x] = Constant(float(args[-1]))
             return
-        sources = x.all_input_nodes
-        if sources and all(isinstance(self.values.get(s), CountedRows) for s in sources):
+        if self._is_counted(x):
             self._count(x)
         elif target in _WAYS:
             _WAYS[target](self, x)
@@ -62,6 +61,13 @@ class Lowering(AbstractLowering):
             self.values[x] = None  # of use for the gradients of weights alone
         else:
             arithmetic(self, x)
+
+    def _is_counted(self, x: fx.Node) -> bool:
+        """Whether integers alone make it, and it is one, or the same as one."""
+        sources = x.all_input_nodes
+        if not sources or not all(isinstance(self.values.get(s), CountedRows) for s in sources):
+            return False
+        return x.target in SAME or x.meta.get("dtype") is torch.int64
 
     def _of_weights(self, x: fx.Node) -> bool:
         """Whether it puts gradients of weights together."""

@@ -135,15 +135,44 @@ def _add_at(low: AbstractLowering, x: fx.Node, base: fx.Node, index: Any, source
     empty = isinstance(begun, Constant) and begun.number == 0
     out = low.room(like, late=late)
     whole = numbers is low.segment and (like.kind, like.times) == (BUNDLES, 1)
-    if empty and whole and (value.kind, value.times) == (MEMBERS, 1):
+    if whole and (value.kind, value.times) == (MEMBERS, 1):
         low.step(Way.SUM_OVER, out, value, kind=BUNDLES, late=late, inside=True)
+        if not empty:
+            low.plain(
+                Op.ADD, out, out, low.full(low.fit(base, like, late=late), late=late), late=late
+            )
     else:
         if empty:
             low.plain(Op.ZERO, out, late=late)
         else:
-            low.plain(Op.COPY, out, low.fit(base, like, late=late), late=late)
+            begin = low.full(low.fit(base, like, late=late), late=late)
+            low.plain(Op.COPY, out, begin, late=late)
         _by_number(low, Way.ADD_AT, out, value, (value, like), numbers, late=late)
     low.values[x] = out
+
+
+def _reduce(low: AbstractLowering, x: fx.Node) -> None:
+    """The most of the members of each bundle, where nothing else connects them."""
+    args: Any = x.args
+    base, dim, index, source, how = args[:5]
+    late, like = low.late(x), low.like(x)
+    found, begun = low.ints_of(index), low.values.get(base)
+    own = args[5] if len(args) > 5 else x.kwargs.get("include_self", True)
+    segment = found is not None and found[0] is low.segment
+    if dim != 0 or how not in ("amax", "amin") or not own or not segment:
+        raise Refused(f"rows are reduced by {how}")
+    value = low.whole(source, late=late)
+    fits = (value.kind, value.times, value.width) == (MEMBERS, 1, like.width)
+    if not isinstance(begun, Constant) or (like.kind, like.times) != (BUNDLES, 1) or not fits:
+        raise Refused("rows are reduced beside others")
+    least = how == "amin"
+    if least:
+        value = low.turned_over(value, late=late)
+    out = low.room(like, late=late)
+    low.step(Way.MOST_OVER, out, value, kind=BUNDLES, late=late, inside=True)
+    number = -begun.number if least else begun.number
+    low.plain(Op.AT_LEAST, out, out, number=number, late=late)
+    low.values[x] = low.turned_over(out, late=late) if least else out
 
 
 def _of_each(low: AbstractLowering, index: Any, dim: int, of: Axes) -> Buffer | None:
@@ -226,6 +255,8 @@ NUMBERED_ROWS: Final[Mapping[Any, Convert]] = {
     aten.index_select.default: _index_select,
     aten.index_add.default: _index_add,
     aten.index_put.default: _index_add,
+    aten.scatter_reduce.two: _reduce,
+    aten.index_reduce.default: _reduce,
     aten.gather.default: _gather,
     aten.scatter_add.default: _scatter,
     aten.embedding_dense_backward.default: _table_back,

@@ -143,7 +143,7 @@ def _most(low: AbstractLowering, x: fx.Node) -> None:
     like, late, dim = low.like(source), low.late(x), dims[0] % len(low.shapes[source])
     least = x.target in (aten.amin.default, aten.min.dim)
     value = low.whole(source, late=late)
-    value = _turned_over(low, value, late=late) if least else value
+    value = low.turned_over(value, late=late) if least else value
     tail = _without(like, [dim])
     if _over_members(like, [dim]):
         heads = like.tail[0] if like.merged else 1
@@ -159,7 +159,7 @@ def _most(low: AbstractLowering, x: fx.Node) -> None:
         out = low.room(replace(like, tail=tail, at=0, lead=1, merged=False), late=late)
         many, inner = like.tail[at], math.prod(like.tail[at + 1 :])
         low.plain(Op.MOST, out, value, many=many, inner=inner, late=late)
-    out = _turned_over(low, out, late=late) if least else out
+    out = low.turned_over(out, late=late) if least else out
     if x.target in (aten.amax.default, aten.amin.default):
         low.values[x] = replace(out, tail=low.like(x).tail)
         return
@@ -193,13 +193,6 @@ def _log_sum(low: AbstractLowering, x: fx.Node) -> None:
     low.values[x] = replace(out, tail=low.like(x).tail)
 
 
-def _turned_over(low: AbstractLowering, value: RaggedValue, *, late: bool) -> RaggedValue:
-    """Less than nothing: of which the most is the least."""
-    out = low.room(Axes(value.kind, value.times, value.tail, 1), late=late)
-    low.plain(Op.NEG, out, value, late=late)
-    return out
-
-
 def _most_back(low: AbstractLowering, x: fx.Node) -> None:
     """A gradient that goes where the most was."""
     args: Any = x.args
@@ -211,7 +204,7 @@ def _most_back(low: AbstractLowering, x: fx.Node) -> None:
     source = low.whole(known.node, late=late)
     if known.dim != dim % len(low.shapes[x]) or low.like(known.node) != like:
         raise Refused("an axis is scattered")
-    source = _turned_over(low, source, late=late) if known.least else source
+    source = low.turned_over(source, late=late) if known.least else source
     out, dy = low.room(like, late=late), low.whole(came, late=late)
     if _over_members(like, [known.dim]):
         low.step(Way.MOST_OVER_BACK, out, dy, source, kind=BUNDLES, late=late, inside=True)

@@ -83,6 +83,10 @@ class TurnModule:
             [self.arena.view(k, first, n) for (how, _), k in block.items() if how == "input"]
         )
 
+    def carried(self, first: int, n: int) -> int:
+        """Rows that n of its rows have on the way back."""
+        return n
+
     def extent(self, first: int, n: int, *, forward: bool) -> tuple[int, int]:
         """Numbers that a call of n rows computes in between, and how much work it is."""
         form = self.layout.form

@@ -444,9 +444,12 @@ class NativeCalls:
         Returns:
             The first of the calls that have been taken back.
         """
-        begin, rows, sizes = end, 0, self._records[:, 1]
+        begin, rows = end, 0
         while begin and self.made(begin - 1):
-            n = int(sizes[begin - 1])
+            number, n, first = self._records[begin - 1, :3].tolist()
+            module = self._modules[number]
+            assert module is not None
+            n = module.carried(first, n)
             if rows and rows + n > ROWS_BACK:
                 break
             rows, begin = rows + n, begin - 1

@@ -36,6 +36,9 @@ from geartrain.nodes.memory import Recalled
 from geartrain.nodes.remembering import Remembering, RememberingRead
 from geartrain.nodes.weights import AbstractWeights
 
+MEMBERS_OF_ONE: Final = 4
+"""Members that are a row, where rows are counted that go back in one call of C. More of them go
+back in fewer calls, and take more memory meanwhile: of fewer, a call costs as much as its rows."""
 _VALUES: Final = ("output", "tangent")
 
 
@@ -387,6 +390,10 @@ class SeveralModule:
     def inputs(self, first: int, n: int) -> Payload:
         """Its arguments of n of its rows."""
         return tuple([self.rows_of(("input", i), first, n) for i in range(self.layout.form.inputs)])
+
+    def carried(self, first: int, n: int) -> int:
+        """Rows that n of its rows have on the way back; some members are one."""
+        return max(n, int(self._ends[first + n] - self._ends[first]) // MEMBERS_OF_ONE)
 
     def extent(self, first: int, n: int, *, forward: bool) -> tuple[int, int]:
         """Numbers that a call of n rows computes in between, and how much work it is."""
