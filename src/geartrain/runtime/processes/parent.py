@@ -20,7 +20,7 @@ from torch import Tensor
 
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
-from geartrain.engine.stock import Lot
+from geartrain.engine.stock import Lot, waits_for
 from geartrain.errors import GeartrainError, StuckError, WorkerDiedError
 from geartrain.frames.frame import Admitted
 from geartrain.frames.message import join_arrays
@@ -83,6 +83,7 @@ class Parent:
         if self._goes_on:
             engine.controller.keep_packed()
         self._stocked = engine.stock_up()
+        self._ahead = feeder.waits_for_nobody and engine.may_go_ahead
         self._finished = np.zeros(engine.sharing.copies, np.int64)  # in training, by copy
         self._place = pool.place()
         nodes = tuple(n.name for n in engine.wiring.nodes.values())
@@ -281,6 +282,7 @@ class Parent:
             seed,
             tuple(self._returned.nodes),
             MOST_FLYING,
+            self._ahead,
         )
         contents = self._contents(given)
         pool.begin({n.id: n.name for n in engine.wiring.nodes.values()})
@@ -434,6 +436,9 @@ class Parent:
             if self._stocked:
                 self._stock_up(out)
                 continue
+            if self._ahead:
+                self._give_ahead(out)
+                continue
             for told in engine.wiring.arena.take_news():
                 record = admitted_to_record(told)
                 for w in self._there:
@@ -479,6 +484,25 @@ class Parent:
             elsewhere = controller.trained - int(self._finished[copy])
             lot = Lot(slots, controller.waits_for(slots), elsewhere, rows)
             self._send(w, lot_to_record(some[-1], lot))
+
+    def _give_ahead(self, out: Outbox) -> None:
+        """Give rows of instances that live on several workers to those that will begin them."""
+        engine = self._engine
+        *earlier, last = engine.wiring.arena.take_news()
+        slots = join_arrays([*(told.slots for told in earlier), last.slots])
+        nbytes = sum(x.nbytes for d in out.deliveries for x in d.batch.payload)  # type: ignore[union-attr]
+        for w in self._there:
+            for told in earlier:
+                self._send(w, admitted_to_record(told))
+            rows = [d for d in out.deliveries if engine.homes.of_node[d.node] == w]
+            if not rows:
+                self._send(w, admitted_to_record(last))
+                continue
+            lot = Lot(slots, waits_for(rows, slots), engine.controller.trained, rows)
+            self._send(w, lot_to_record(last, lot))
+        out.deliveries.clear()
+        self._count(out)
+        engine.go_ahead(nbytes // slots.size)
 
     def _send(self, to: int, record: Record) -> None:
         assert self._transport is not None
