@@ -252,8 +252,7 @@ class Engine:
             settings.max_active > 1
             and not settings.drain
             and all(
-                part.rules.max_staleness is None
-                and (part.once or part.trigger.unit != "instances")
+                part.rules.max_staleness is None and (part.once or part.trigger.unit != "instances")
                 for part in self.parts.values()
             )
         )
