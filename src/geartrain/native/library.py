@@ -141,8 +141,8 @@ class Library:
     Args:
         paths: The shared object, and those of the extensions that were added, in that order.
 
-    ``move``, ``transpose`` and ``typed[dtype][name]`` are pairs ``(keeping, freeing)``; ``release``,
-    ``rings[name]`` and ``plain[name]`` keep. Those of extensions are among them.
+    ``move``, ``transpose`` and ``typed[dtype][name]`` are pairs ``(keeping, freeing)``;
+    ``release``, ``rings[name]`` and ``plain[name]`` keep. Those of extensions are among them.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

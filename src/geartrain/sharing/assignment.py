@@ -92,6 +92,7 @@ class Together(AbstractAssignment):
 
     def begin(self, trained: int, *, training: bool) -> None:
         self._next = trained if training else 0
+        self.ahead, self.lot = 0, 1
 
     def first_turn(self, copy: int, trained: int) -> int:
         return trained

@@ -1,6 +1,8 @@
 """The sockets of one process: where it is written to, and one for each process that it writes to.
 
-send(to, frames) ─► PUSH ═══ socket file or tcp ═══► PULL ─► take()        wait(): on all of them
+    send(to, frames) ─► PUSH ═══ socket file or tcp ═══► PULL ─► take()
+
+A wait is for all of them, and for whatever else is watched or listened to.
 """
 
 from __future__ import annotations
@@ -78,8 +80,9 @@ class Ends:
         self.ready: tuple[int, ...] = ()
         self.heard = False
         self._register(int(self._pull.getsockopt(zmq.FD)))
-        for fd in () if self.door is None else self.door.fds:
-            self._register(fd)
+        if self.door is not None:
+            for fd in self.door.fds:
+                self._register(fd)
 
     def _register(self, fd: int) -> None:
         self._poller.register(fd, select.POLLIN)

@@ -96,7 +96,7 @@ class Rings:
         native = library.current()
         if native is None or memory.size < bytes_of_rings(n):
             raise ValueError("Rings: native kernels and memory for all rings are wanted")
-        self._memory, self._bytes = memory, memoryview(memory)
+        self._memory, self._bytes = memory, memoryview(memory.data)
         self._at, self._n, self._me, self._bells = memory.ctypes.data, n, me, bells
         self.bell = bells.fds[me]
         self._found = np.zeros(3, np.int64)
