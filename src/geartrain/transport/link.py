@@ -368,7 +368,7 @@ class Transport:
         if rings is not None:
             while taken < _MOST_A_POLL and (message := rings.next()) is not None:
                 taken += 1
-                self._accept([message], None, found, by_ring=True)
+                self._accept([message[1]], message[0], found, by_ring=True)
             self._looks += 1
             if not waits and self._looks < _RARELY and not any(self._early):
                 return taken > 0
@@ -389,8 +389,9 @@ class Transport:
         envelope, record = decode(frames, self._bounds)
         sender = envelope.sender
         if known_as is not None and sender != known_as:
+            way = "ring" if by_ring else "key"
             raise TransportError(
-                f"a message that says it is from process {sender} came by the key of process "
+                f"a message that says it is from process {sender} came by the {way} of process "
                 f"{known_as}: its record of kind {record.kind} was not read; end that process"
             )
         if envelope.generation != self._generation:

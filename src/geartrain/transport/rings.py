@@ -125,8 +125,8 @@ class Rings:
             self._bells.ring(to)
         return done > 0
 
-    def next(self) -> bytearray | None:
-        """A message that has come; None: there is none.
+    def next(self) -> tuple[int, bytearray] | None:
+        """A message that has come, and whose ring it was in; None: there is none.
 
         Raises:
             TransportError: Somebody has written into a ring what is no message.
@@ -139,10 +139,10 @@ class Rings:
                 f"a ring of messages to process {self._me} that cannot be read: sizes are beyond "
                 "it; a process has written there that is none of this run"
             )
-        _, start, size = self._found.tolist()
+        sender, start, size = self._found.tolist()
         message = bytearray(self._bytes[start : start + size])
         self._drop(self._at, self._n, _ROOM, self._me, self._found_at)
-        return message
+        return sender, message
 
     def doze(self) -> bool:
         """About to wait for the bell: whether nothing is there that is to be read before."""
