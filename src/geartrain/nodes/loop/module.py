@@ -10,9 +10,9 @@ from torch import Tensor
 from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.native.calls import Home
 from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.plan import RowNumbers
 from geartrain.nodes.loop.tables import CallLayout, RowMemory
-from geartrain.nodes.loop.tensors import FiringTensors
 from geartrain.nodes.loop.turn import Inner, KeptCall
 from geartrain.nodes.weights import AbstractWeights
 

@@ -21,17 +21,17 @@ from torch import Tensor
 
 from geartrain.errors import ProtocolError, WorkerError
 from geartrain.frames.message import INSTANCE, IntArray, Payload
-from geartrain.native import calls, library
+from geartrain.native import calls, library, pool
 from geartrain.native.calls import Home, pointer
 from geartrain.nodes.call import read_columns
 from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.module import NativeKept, TurnModule
 from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, StoreStage, joined
 from geartrain.nodes.loop.reads import Read, ReadTensor
 from geartrain.nodes.loop.returning import Returning
 from geartrain.nodes.loop.stories import story_of
 from geartrain.nodes.loop.tables import RowMemory, Tables
-from geartrain.nodes.loop.tensors import FiringTensors
 from geartrain.nodes.loop.turn import Got, Inner, Turn
 from geartrain.nodes.loop.updates import Updates
 
@@ -95,6 +95,9 @@ class NativeCalls:
         self._planned: dict[int, list[int]] = {}
         self._dtype: torch.dtype | None = None
         self._width = 1  # of the payload of what was looked at last
+        self._room: Tensor | None = None
+        self.count = 0
+        """Calls made so far."""
 
     @property
     def rows(self) -> Mapping[int, int]:
@@ -185,6 +188,7 @@ class NativeCalls:
             end += 1
         if end > number:
             self._make(number, end)
+            self.count += end - number
             kept, held = self._turn.kept, self._held
             for k, n, begin, into, _ in self._records[number:end].tolist():
                 module = self._modules[k]
@@ -300,6 +304,7 @@ class NativeCalls:
             kept.append(NativeKept(module, self._held, begin, called.first, n))
             offset, number = offset + n, number + 1
         self._make(end - len(found), end)
+        self.count += len(found)
         return len(found)
 
     def _fitting(self, called: Called, k: int, tensors: Sequence[ReadTensor]) -> TurnModule | None:
@@ -365,8 +370,9 @@ class NativeCalls:
             steps = (form.forward if forward else form.backward).steps
             most, work = max(most, n * steps.between), work + steps.work(n)
         nbytes = most * self._dtype.itemsize
-        room = None if nbytes < _MUCH else torch.empty(nbytes, dtype=torch.uint8)
-        return room, work > library.SMALL_WORK
+        if nbytes >= _MUCH and (self._room is None or self._room.nbytes < nbytes):
+            self._room = pool.shared.empty((nbytes,), torch.uint8)
+        return None if nbytes < _MUCH else self._room, work > library.SMALL_WORK
 
     def _blame(self, bad: int, first: int, way: str) -> None:
         number, why = first + bad // 4, _WHY[bad % 4]

@@ -14,9 +14,9 @@ from geartrain.frames.message import IntArray, distinct, join_arrays
 from geartrain.native.calls import pointer
 from geartrain.native.rows import take
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.module import TurnModule
 from geartrain.nodes.loop.tables import RowMemory
-from geartrain.nodes.loop.tensors import FiringTensors
 from geartrain.nodes.loop.turn import Got
 from geartrain.nodes.loop.updates import Updates
 

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from geartrain.native import calls
+from geartrain.native import calls, pool
 from geartrain.native.calls import CallForm, Home, RowsOf, pointer
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.reads import Read, ReadTensor
-from geartrain.nodes.loop.tensors import FiringTensors
 
 Table: TypeAlias = NDArray[np.int64]
 Like: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
@@ -69,7 +69,7 @@ class RowMemory:
             self.begins.append(total)
             size = rows * block.row
             total += size + -size % _LINE
-        self._memory = torch.empty(total, dtype=torch.uint8)
+        self._memory = pool.shared.empty((total,), torch.uint8)
         self._typed = {torch.uint8: self._memory}
         at = self._memory.data_ptr()
         self.pointers = [at + begin for begin in self.begins]
