@@ -11,7 +11,6 @@ ranges are lent first, so that what lies above the highest one can go back to th
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import threading
@@ -47,14 +46,14 @@ _LOOK: Final = 64
 
 
 @final
-class _Block:
+class _Pages:
     """Pages of the system's, and which lines of them are free."""
 
-    __slots__ = ("_pages", "address", "free", "highest", "written")
+    __slots__ = ("_mapped", "address", "free", "highest", "written")
 
     def __init__(self, nbytes: int) -> None:
-        self._pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.address: int = np.frombuffer(self._pages, np.uint8).__array_interface__["data"][0]
+        self._mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.address: int = np.frombuffer(self._mapped, np.uint8).__array_interface__["data"][0]
         self.free = Ranges(nbytes // _LINE)
         self.highest = self.written = 0
         """Bytes to the end of the last tensor: since it was looked at, and ever."""
@@ -71,7 +70,7 @@ class _Block:
         self.written = max(self.written, self.highest)
         first = self.highest + -self.highest % mmap.PAGESIZE
         if self.written > first:
-            self._pages.madvise(mmap.MADV_DONTNEED, first, self.written - first)
+            self._mapped.madvise(mmap.MADV_DONTNEED, first, self.written - first)
         self.written, self.highest = self.highest, self.free.end * _LINE
 
 
@@ -82,7 +81,7 @@ class _Lent:
     __slots__ = ("__array_interface__", "_back", "_block", "_first", "_lines")
 
     def __init__(
-        self, block: _Block, first: int, lines: int, back: deque[tuple[_Block, int, int]]
+        self, block: _Pages, first: int, lines: int, back: deque[tuple[_Pages, int, int]]
     ) -> None:
         self._block, self._first, self._lines, self._back = block, first, lines, back
 
@@ -108,8 +107,8 @@ class MemoryPool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._blocks: list[_Block] = []
-        self._back: deque[tuple[_Block, int, int]] = deque()
+        self._blocks: list[_Pages] = []
+        self._back: deque[tuple[_Pages, int, int]] = deque()
         self._until_look = _LOOK
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -148,7 +147,7 @@ class MemoryPool:
                 break
         else:
             nbytes = lines * _LINE
-            block = _Block(max(_BLOCK, nbytes + -nbytes % mmap.PAGESIZE))
+            block = _Pages(max(_BLOCK, nbytes + -nbytes % mmap.PAGESIZE))
             self._blocks.append(block)
             first = block.lend(lines)
             assert first is not None
@@ -166,16 +165,6 @@ class MemoryPool:
         self._blocks[1:] = [block for block in self._blocks[1:] if block.highest]
         for block in self._blocks:
             block.give_back_pages()
-
-
-def give_back_heap() -> None:
-    """Pages that malloc holds for nobody go back to the system, where malloc is glibc's.
-
-    It keeps them between pieces that stay, for as long as the process lives.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 shared: Final = MemoryPool()

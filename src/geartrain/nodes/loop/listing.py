@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, final
 
-from geartrain.native.pool import give_back_heap
+from geartrain.native.heap import heap
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.kernels import LoopKernels
 from geartrain.nodes.loop.native import STORES, NativeCalls
@@ -79,7 +79,7 @@ class Listing:
         made = 0 if turn.native is None else turn.native.count
         before, self._by_itself = self._by_itself, len(turn.plan.calls) - made
         if before is not None and self._by_itself < before:
-            give_back_heap()
+            heap.give_back()
 
     def end(self, turn: Turn) -> None:
         """Remember how many rows a turn had that was not planned, for the next one."""
