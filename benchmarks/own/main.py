@@ -54,8 +54,6 @@ def measure(name: str, given: argparse.Namespace) -> Document:
     worst = require_equal_gradients(program, program.generate(CHECKED, seed=99))
     print(f"{name}: gradients agree within {worst:.0e}", file=sys.stderr)
     systems = systems_of(given.in_flight, given.update)
-    trained = [_trained(name, system, given) for system in systems]
-    items = program.generate(given.instances, seed=1)
     document: Document = {
         "program": name,
         "told": program.told,
@@ -63,6 +61,22 @@ def measure(name: str, given: argparse.Namespace) -> Document:
         "gradients_within": worst,
         "systems": [{"name": s.name, "runs": []} for s in systems],
     }
+    if given.rounds:
+        _run_rounds(document, name, systems, given)
+    if given.memory:
+        for place, system in enumerate(systems):
+            if system.way != "plain":  # which is compared by nobody
+                document["systems"][place] |= grown_by(name, place, given)
+    return document
+
+
+def _run_rounds(
+    document: Document, name: str, systems: Sequence[System], given: argparse.Namespace
+) -> None:
+    """Have the systems take turns, and write down how they did, and the firings."""
+    program = PROGRAMS[name](16)
+    trained = [_trained(name, system, given) for system in systems]
+    items = program.generate(given.instances, seed=1)
     given_to = _warmed(trained, items, given)
     for number in range(1, given.rounds + 1):
         places = range(len(trained))
@@ -84,11 +98,6 @@ def measure(name: str, given: argparse.Namespace) -> Document:
     for place, one in enumerate(trained):
         if one.system.way == "ours":
             document["systems"][place]["firings"] = one.firings(given_to[place])
-    if given.memory:
-        for place, system in enumerate(systems):
-            if system.way != "plain":  # which is compared by nobody
-                document["systems"][place] |= grown_by(name, place, given)
-    return document
 
 
 def _warmed(
@@ -198,6 +207,9 @@ def markdown(document: Document) -> Iterator[str]:
     """Ratios of all programs, and a table of each."""
     first = document["programs"][0]
     pairs = pairs_of(first)
+    if not first["systems"][0]["runs"]:
+        yield from _memory_alone(document, pairs)
+        return
     plain = next(s["name"] for s in first["systems"] if s["name"].startswith("plain"))
     heads = ["program", "looks", *(f"{a} : {b}" for a, b in pairs)]
     heads += [f"{a} : {plain}" for a, _ in pairs[:1]] + ["rows a firing"]
@@ -217,6 +229,16 @@ def markdown(document: Document) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
     for program in document["programs"]:
         yield from _program(program)
+
+
+def _memory_alone(document: Document, pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """The memory of all programs, where nothing else was measured."""
+    heads = [f"{told}, {a} to {b}" for told in WHENS.values() for a, b in pairs]
+    yield f"| {' | '.join(['program', *heads])} |"
+    yield "|---" * (len(heads) + 1) + "|"
+    for program in document["programs"]:
+        cells = [memory_of(program, a, b, when) for when in WHENS for a, b in pairs]
+        yield f"| {' | '.join([program['program'], *cells])} |"
 
 
 def _program(program: Document) -> Iterator[str]:
@@ -271,7 +293,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(PROGRAMS))
     parser.add_argument("--in-flight", type=_numbers, default=[64, 256])
     parser.add_argument("--update", type=int, default=64, help="instances of an update")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="0: of --memory alone")
     parser.add_argument("--instances", type=int, default=1024, help="of a round")
     parser.add_argument(
         "--warm", type=int, default=0, help="passes of each system before the rounds that count"
@@ -300,7 +322,8 @@ def lines(program: dict[str, Any]) -> Iterator[str]:
     for a, b in pairs_of(program):
         grown = [memory_of(program, a, b, when) for when in WHENS]
         told = f"; grows by {grown[0]}, later {grown[1]}" if all(grown) else ""
-        yield f"  {a:14} : {b:10} {_told(ratios(program, a, b))}{told}"
+        ratio = _told(ratios(program, a, b)) if program["systems"][0]["runs"] else "not measured"
+        yield f"  {a:14} : {b:10} {ratio}{told}"
 
 
 def main(words: Sequence[str] | None = None) -> None:
