@@ -44,6 +44,7 @@ class RowsOf(IntEnum):
     OF_MODULE = 1
     OF_VALUE = 2
     OF_UPDATE = 3
+    OF_CALL = 4
 
 
 @final

@@ -121,6 +121,13 @@ class _Slot:
 
     def multiply(self, left: Tensor, right: Tensor) -> None:
         """Add a product."""
+        dtype = self.parameter.dtype
+        if sums.may_sum(dtype) and not operations.listening:
+            one = sums.Unsummed(self.written(), not self.fresh, [left], [right])
+            if sums.suits(one, dtype):
+                sums.sum_gradients([one])
+                self.fresh = False
+                return
         if outer_suits(left, right):
             product = outer(left, right).to(self.parameter.dtype)
             if self.fresh:

@@ -43,17 +43,19 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.kernel import AbstractKernel, AbstractKernels
 from geartrain.nodes.loop.answers import answer_entry, tell
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.door import Came, LoopDoor
 from geartrain.nodes.loop.judging import Judged, judge
 from geartrain.nodes.loop.kernels import LoopKernels
 from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.order import longest_first
 from geartrain.nodes.loop.picking import picked
+from geartrain.nodes.loop.pieces import TapeTensors
 from geartrain.nodes.loop.plan import Called, CallStage, JointCall, LoopPlan, joined
 from geartrain.nodes.loop.planner import Planner
 from geartrain.nodes.loop.stories import blame, story_of
 from geartrain.nodes.loop.tape import Taping
-from geartrain.nodes.loop.tensors import AbstractTensors, FiringTensors, TapeTensors, detached
+from geartrain.nodes.loop.tensors import AbstractTensors, detached
 from geartrain.nodes.loop.turn import (
     Got,
     Inner,
@@ -523,6 +525,7 @@ class LoopNode(AbstractNode):
         self._instances.release(gone)
         turn.unanswered -= which.size
         if not turn.unanswered:
+            self.listing.tidy(turn)
             turn.native = None  # each holds the other: their tensors go now, not as garbage
             del self._turns[number]
 

@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from geartrain.native import calls
+from geartrain.native import calls, pool
 from geartrain.native.calls import CallForm, Home, RowsOf, pointer
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.reads import Read, ReadTensor
-from geartrain.nodes.loop.tensors import FiringTensors
 
 Table: TypeAlias = NDArray[np.int64]
 Like: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
@@ -71,7 +71,7 @@ class RowMemory:
             self.begins.append(total)
             size = rows * block.row
             total += size + -size % _LINE
-        self._memory = torch.empty(total, dtype=torch.uint8)
+        self._memory = pool.shared.empty((total,), torch.uint8)
         self._typed = {torch.uint8: self._memory}
         at = self._memory.data_ptr()
         self.pointers = [at + begin for begin in self.begins]
@@ -142,7 +142,8 @@ class CallLayout:
     Attributes:
         possible: Whether C can call it.
         blocks: Of the arena of a turn: inputs, and what the forward makes for itself.
-        back_blocks: Of that of the way back.
+        back_blocks: Of that of the way back: what weights get.
+        passing_blocks: Of one call on the way back: what inputs get, which is added up at once.
     """
 
     def __init__(
@@ -250,26 +251,35 @@ class CallLayout:
     def _lay_out_backward(self) -> None:
         form, routine = self.form, self.form.backward
         self.back_blocks: list[Block] = []
+        self.passing_blocks: list[Block] = []
+        learnt = {~k for k in routine.results[len(form.gradients) :] if k < 0}
+        self._passes = [rows and m not in learnt for m, (*_, rows) in enumerate(routine.made)]
         self._back_made: list[int] = []  # by what is made its block, or -1
-        for _, tail, rows in routine.made:
-            self._back_made.append(len(self.back_blocks) if rows else -1)
+        for (_, tail, rows), passes in zip(routine.made, self._passes, strict=True):
+            blocks = self.passing_blocks if passes else self.back_blocks
+            self._back_made.append(len(blocks) if rows else -1)
             if rows:
-                self.back_blocks.append(Block(form.dtype, tail))
+                blocks.append(Block(form.dtype, tail))
         self._back_bases = np.zeros(routine.slots, np.int64)
         self._back_strides = np.zeros_like(self._back_bases)
         self._back_whose = np.zeros_like(self._back_bases)
         for k, slot, *_ in routine.given:
             self._back_whose[slot], self._back_strides[slot] = self._of_argument(k)
-        for (slot, tail, rows), block in zip(routine.made, self._back_made, strict=True):
-            self._back_whose[slot] = RowsOf.OF_MODULE if rows else RowsOf.OF_UPDATE
-            one = self.back_blocks[block] if rows else Block(form.dtype, tail)
-            self._back_strides[slot] = one.row
+        for m, (slot, tail, _) in enumerate(routine.made):
+            self._back_whose[slot] = self._kind_of_made(m)
+            self._back_strides[slot] = Block(form.dtype, tail).row
         results = dict(zip(form.gradients, routine.results, strict=False))
         self._back_of = results
         for words, i in zip(self.reads, self._answered, strict=True):
             if words[1] >= 0:
                 k = results[i]
-                words[14] = self._of_argument(k)[0] if k >= 0 else RowsOf.OF_MODULE
+                words[14] = self._of_argument(k)[0] if k >= 0 else self._kind_of_made(~k)
+
+    def _kind_of_made(self, m: int) -> RowsOf:
+        """Whose rows something is that the backward makes."""
+        if not self.form.backward.made[m][2]:
+            return RowsOf.OF_UPDATE
+        return RowsOf.OF_CALL if self._passes[m] else RowsOf.OF_MODULE
 
     def _of_argument(self, k: int) -> tuple[RowsOf, int]:
         form = self.form
@@ -333,6 +343,7 @@ class CallLayout:
         self,
         arena: RowMemory,
         back: RowMemory,
+        passing: RowMemory,
         first: int,
         sums: Sequence[Tensor | None],
         held: FiringTensors,
@@ -343,6 +354,7 @@ class CallLayout:
         Args:
             arena: Of the rows of this turn.
             back: Of the rows from ``first`` on that go back now.
+            passing: Of those of any one call.
             first: Their first.
             sums: By what is made, where rows are added up in it.
             held: The tensors of the turn.
@@ -367,6 +379,8 @@ class CallLayout:
             block, total = self._back_made[m], sums[m]
             if total is not None:
                 return total.data_ptr()
+            if self._passes[m]:
+                return passing.pointers[block]
             return back.pointers[block] - first * self.back_blocks[block].row
 
         for k, slot, *_ in routine.given:
