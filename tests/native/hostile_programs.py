@@ -32,7 +32,7 @@ from geartrain.nodes.memory import Held, Recalled
 from geartrain.nodes.ragged import AbstractRaggedChoice, AbstractRaggedProgram
 from geartrain.nodes.remembering import Remembering, RememberingRead
 from tests.rigs.called import CASES, WIDTH, random_trees
-from tests.rigs.ragged import H, Look, Mix, Pass, Point, Pool, Products
+from tests.rigs.ragged_modules import H, Look, Mix, Pass, Point, Pool, Products
 from tests.rigs.spoilt import EXTREMES, F64, REFUSALS, Draw, session_of
 
 Found = Callable[[], list[Tensor | None]]
@@ -159,6 +159,9 @@ class Given(AbstractRaggedChoice):
 
     def memory(self, inputs: Payload, memory: Recalled) -> AbstractRaggedProgram | None:
         return self.program if memory.lengths.all() else None
+
+    def listed(self, inputs: Payload, memory: Payload | None) -> None:
+        return None  # C would ask a loop for the rows
 
     def give_up(self, why: str) -> None:
         self._program = None

@@ -40,7 +40,8 @@ from geartrain.nn.ragged import choice
 from geartrain.nodes.loss import cross_entropy
 from geartrain.recipes import find_recipe
 from geartrain.recipes.recipe import Setting
-from tests.rigs import called, models, ragged
+from tests.rigs import called, models
+from tests.rigs import ragged_modules as ragged
 
 HIDDEN, WORDS, CLASSES = 16, 11, 5
 WORKERS = 4

@@ -27,7 +27,7 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.ragged import RaggedModule
 from geartrain.nodes.remembering import Remembering
-from tests.rigs.ragged import H, Look, Mix, Pass, Point, Pool, Products
+from tests.rigs.ragged_modules import H, Look, Mix, Pass, Point, Pool, Products
 
 F64 = torch.float64
 

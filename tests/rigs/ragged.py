@@ -1,104 +1,85 @@
-"""Modules that read memories or look inside bundles, and have programs."""
+"""Programs of modules that read memories or look inside bundles, beside torch row by row."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
+from geartrain.nn.program import Operands
+from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
+from geartrain.nn.ragged.derivation import derive_inside, derive_memory
+from geartrain.nn.ragged.program import RaggedProgram
+from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 
-H, WORDS = 6, 9
+Run: TypeAlias = Callable[[GradientSum], tuple[Sequence[Tensor], Sequence[Tensor | None]]]
 
 
-class Point(nn.Module):
-    """Scores all of a memory, and takes one member of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.score = nn.Linear(H, H), nn.Linear(H, 1, bias=False)
-        self.new = nn.Linear(2 * H, H)
-
-    def forward(
-        self, h: Tensor, keys: Tensor, values: Tensor, mask: Tensor, right: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        score = self.score(torch.tanh(keys + self.query(h)[:, None]))[..., 0]
-        share = score.masked_fill(~mask, -1e9).log_softmax(1)
-        where = right[:, None, None].expand(-1, 1, values.shape[2])
-        both = torch.cat([h, values.gather(1, where)[:, 0]], 1)
-        return torch.tanh(self.new(both)), -share.gather(1, right[:, None])
-
-
-class Look(nn.Module):
-    """Attention with a word of the row's own, by masks of several kinds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.scale = nn.Embedding(WORDS, H), nn.Parameter(torch.rand(H))
-
-    def forward(self, h: Tensor, keys: Tensor, mask: Tensor, word: Tensor) -> Tensor:
-        score = (keys * (h * self.scale + self.words(word))[:, None]).sum(2)
-        far = torch.full_like(score, -1e9)
-        share = torch.where(mask, score, far).softmax(1)
-        mean = (keys * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-        return torch.sigmoid(h) * mean + (share[..., None] * keys).sum(1)
+def assert_as_torch(
+    module: nn.Module, run: Run, outputs: Sequence[Tensor], leaves: Sequence[Tensor]
+) -> None:
+    """What a program has found, of gradients of numbers drawn by a seed, is autograd's."""
+    weights = list(module.parameters())
+    into = GradientSum(weights)
+    with torch.no_grad():
+        ys, found = run(into)
+    for a, b in zip(ys, outputs, strict=True):
+        assert_close(a, b.detach())
+    wanted = torch.autograd.grad(
+        list(outputs), [*leaves, *weights], tangents(outputs), allow_unused=True
+    )
+    for mine, theirs in zip([*found, *map(into.take, weights)], wanted, strict=True):
+        if mine is None or theirs is None:
+            assert mine is None or not mine.any()
+            assert theirs is None or not theirs.any()
+        else:
+            assert_close(mine.to_dense(), theirs, rtol=1e-7, atol=1e-9)
 
 
-class Products(nn.Module):
-    """The same products of rows and members, in three ways of writing them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.cell = nn.Linear(H, H), nn.GRUCell(H, H)
-
-    def forward(self, h: Tensor, keys: Tensor, mask: Tensor, _: Tensor) -> Tensor:
-        query = self.query(h)
-        one = (keys @ query[:, :, None])[..., 0].masked_fill(~mask, -1e9).softmax(1)
-        two = (query[:, None] @ keys.transpose(1, 2)).masked_fill(~mask[:, None], -1e9).softmax(2)
-        three = torch.einsum("nld,nd->nl", keys, query).exp() * mask
-        found = (two @ keys).squeeze(1) + torch.einsum("nl,nld->nd", three, keys)
-        return self.cell(found / (1 + three.sum(1, keepdim=True)), (one[:, None] @ keys)[:, 0] + h)
+def tangents(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Of outputs like these."""
+    rng = torch.Generator().manual_seed(7)
+    return tuple(torch.randn(y.shape, generator=rng, dtype=y.dtype) for y in outputs)
 
 
-class Pool(nn.Module):
-    """The mean of each bundle, weighed, beside what its last member says."""
+def check_memory(module: nn.Module, lengths: Sequence[int], width: int) -> None:
+    """A module ``(h, memory, mask)`` of rows that read so many members each, of one memory."""
+    n, rng = len(lengths), torch.Generator().manual_seed(3)
+    held = torch.randn(sum(lengths) + 3, width, generator=rng)
+    each = np.array(lengths)
+    starts = np.cumsum(each) - each + 2
+    h = torch.randn(n, width, generator=rng)
+    program = RaggedProgram(derive_memory(module, (h,), (held,), 0), Operands(module))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weigh, self.value = nn.Linear(H, 1), nn.Linear(H, H)
+    def run(into: GradientSum) -> tuple[Any, list[Tensor | None]]:
+        ys, kept = program.forward(call_of_memory((h,), 0, (held,), starts, each))
+        sums = {1: torch.zeros_like(held)}
+        back = program.backward(kept, tangents(ys), into, sums)
+        return ys, [back[0], sums[1]]
 
-    def forward(self, x: Tensor, inside: Inside) -> Tensor:
-        n, to = len(inside.lengths), inside.segment
-        weight = torch.exp(torch.tanh(self.weigh(x)))
-        total = weight.new_zeros(n, 1).index_add(0, to, weight)
-        value = x.new_zeros(n, H).index_add(0, to, weight * self.value(x))
-        last = x.index_select(0, inside.lengths.cumsum(0) - 1)
-        return value / total + last / inside.lengths[:, None]
-
-
-class Mix(nn.Module):
-    """Each row meets the mean of its bundle, and no other bundle."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(2 * H, H)
-        self.calls = 0
-
-    def forward(self, x: Tensor, inside: Inside) -> Tensor:
-        n = len(inside.lengths)
-        mean = x.new_zeros(n, H).index_add(0, inside.segment, x) / inside.lengths[:, None]
-        return torch.tanh(self.inner(torch.cat([x, mean[inside.segment]], 1)))
+    own, memory = h.clone().requires_grad_(), held.clone().requires_grad_()
+    rows = []
+    for k, (a, size) in enumerate(zip(starts.tolist(), lengths, strict=True)):  # nothing is padded
+        mask = torch.ones(1, size, dtype=torch.bool)
+        rows.append(module(own[k : k + 1], memory[a : a + size][None], mask))
+    assert_as_torch(module, run, [torch.cat(rows)], [own, memory])
 
 
-class Pass(nn.Module):
-    """Messages along typed edges."""
+def check_inside(module: nn.Module, lengths: Sequence[int], width: int, *, pools: bool) -> None:
+    """A module ``(x, inside)`` of bundles with so many members."""
+    rng, sizes = torch.Generator().manual_seed(3), torch.tensor(lengths)
+    x = torch.randn(int(sizes.sum()), width, generator=rng)
+    inside = Inside(sizes, torch.arange(sizes.numel()).repeat_interleave(sizes), {})
+    program = RaggedProgram(derive_inside(module, (x,), {}, pools=pools), Operands(module))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.send, self.gate = nn.Linear(H, 3 * H), nn.Linear(2 * H, H)
+    def run(into: GradientSum) -> tuple[Any, list[Tensor | None]]:
+        ys, kept = program.forward(call_of_inside((x,), inside, {}))
+        return ys, [program.backward(kept, tangents(ys), into)[0]]
 
-    def forward(self, x: Tensor, inside: Inside) -> Tensor:
-        edges = inside.edges
-        sent = self.send(x).view(-1, H)[edges["source"] * 3 + edges["bond"]]
-        heard = torch.zeros_like(x).index_add(0, edges["target"], sent)
-        gate = torch.sigmoid(self.gate(torch.cat([x, heard], 1)))
-        return gate * x + (1 - gate) * heard
+    leaf = x.clone().requires_grad_()
+    assert_as_torch(module, run, [module(leaf, inside)], [leaf])

@@ -25,7 +25,9 @@ from geartrain.errors import ProtocolError
 from geartrain.native import library
 
 MOST_WORK: Final = 1 << 22
-"""Multiplications for one weight from which on torch, or oneDNN, is faster."""
+"""Multiplications for one weight from which on torch, or oneDNN, is faster, on several threads."""
+MOST_ALONE: Final = 1 << 27
+"""The same on one thread. oneDNN keeps most of a megabyte for each number of rows that it meets."""
 
 
 @final
@@ -60,7 +62,8 @@ def suits(one: Unsummed, dtype: torch.dtype) -> bool:
     if not one.rights:
         return True
     n = sum([x.shape[0] for x in one.lefts])
-    return n * one.out.numel() <= MOST_WORK
+    most = MOST_ALONE if torch.get_num_threads() == 1 else MOST_WORK
+    return n * one.out.numel() <= most
 
 
 def sum_gradients(some: Sequence[Unsummed]) -> float:
