@@ -15,6 +15,7 @@ from geartrain.errors import ProtocolError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.parts.rules import Rules
+from geartrain.parts.triggers import Instances
 from geartrain.sharing.neighbours import Neighbours
 from geartrain.sharing.replicas import Replicas
 from tests.rigs.passes import AT_ONCE
@@ -55,6 +56,49 @@ def test_a_finished_instance_makes_room_for_the_next():
     assert state.settle(answered(0)) == 0
     assert state.settle(answered(1, 0)) == 1
     assert (state.want(), state.active, state.finished, state.trained) == (1, 2, 1, 1)
+
+
+def test_more_than_may_be_in_flight_are_given_ahead_by_lots_until_the_pass_is_over():
+    state, engine = controller(4)
+    assert engine.may_go_ahead
+    state.admit(instances(4))
+    engine.go_ahead(nbytes=1)
+    assert state.want() == 8 and state.in_flight == 4
+    state.admit(instances(8))
+    assert (state.active, state.in_flight, state.want()) == (12, 4, 0)
+    state.settle(answered(0, 0, 1, 1, 2, 2))
+    assert (state.active, state.want()) == (9, 0)  # one is missing to a lot
+    state.settle(answered(3, 3))
+    assert state.want() == 4
+    engine.begin(train=True)
+    assert state.assignment.room(20) == 12
+
+
+@pytest.mark.parametrize(("nbytes", "lot"), [(0, 4), (1 << 20, 2), (1 << 22, 1)])
+def test_lots_of_large_instances_have_few(nbytes, lot):
+    state, engine = controller(4)
+    engine.go_ahead(nbytes)
+    assert state.assignment.lot == lot and state.want() == 4 + 2 * lot
+
+
+@pytest.mark.parametrize(
+    ("rules", "settings", "may"),
+    [
+        ({}, {}, True),
+        ({"update_every": 7}, {}, True),
+        ({"window": 2}, {}, True),
+        ({"max_staleness": 2}, {}, False),
+        ({"update_every": Instances(2)}, {}, False),  # two rows an instance: each is a message
+        ({}, {"max_active": 1}, False),
+        ({}, {"drain": True}, False),
+    ],
+)
+def test_nothing_is_given_ahead_where_steps_or_admission_hang_on_each_instance(
+    rules, settings, may
+):
+    made = learning()
+    parts = make_parts(made, Rules(**rules))
+    assert Engine(made, parts, Settings(**{"max_active": 4, **settings})).may_go_ahead is may
 
 
 def test_an_answer_too_many_names_the_instance():

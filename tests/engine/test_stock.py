@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from geartrain.engine.router import Delivery, Outbox
-from geartrain.engine.stock import Lot, Stock
+from geartrain.engine.stock import Lot, PartialStock, Stock, waits_for
 from geartrain.frames.frame import Arena
 from geartrain.frames.message import Forward
 
@@ -128,3 +128,50 @@ def test_the_controller_is_told_when_it_may_send_another_lot_and_not_sooner() ->
     assert not here.has_room
     here.settle(answered(1))
     assert not here.has_room
+
+
+def partial_stock(limit: int = 2) -> PartialStock:
+    return PartialStock(Arena(), 0, lambda finished: limit)
+
+
+def test_rows_begin_when_those_that_were_fed_here_have_been_answered() -> None:
+    here = partial_stock(2)
+    here.put(lot([0, 1, 2, 3], [2, 1, 1, 1]))
+    assert begun(here) == [[0, 1]]
+    assert here.settle(answered(0)) is None and begun(here) == []
+    assert here.settle(answered(0)) is None and begun(here) == [[2]]
+    assert (here.active, here.waiting) == (2, 1)
+
+
+def test_what_is_answered_elsewhere_makes_room_when_it_is_said_to_have_finished_and_once() -> None:
+    here = partial_stock(2)
+    here.put(lot([0, 1, 2, 3, 4]))
+    assert begun(here) == [[0, 1]]
+    here.over(np.array([1, 60]), 1)
+    assert begun(here) == [[2]]
+    here.over(np.array([1]), 1)
+    assert begun(here) == [] and here.active == 2
+    here.settle(answered(0))
+    here.over(np.array([0]), 2)
+    assert (begun(here), here.active, here.trained) == ([[3]], 2, 2)
+
+
+def test_the_controller_is_told_of_a_lot_or_when_there_is_nothing_left() -> None:
+    here = partial_stock(2)
+    here.put(lot([0, 1, 2]))
+    assert begun(here) == [[0, 1]]
+    here.settle(answered(0))
+    assert not here.has_room  # one of three, and another one waits
+    assert begun(here) == [[2]]
+    assert here.has_room
+    here.told()
+    assert not here.has_room
+    here.settle(answered(1, 2))
+    assert here.has_room
+
+
+def test_answers_that_are_waited_for_are_those_of_rows_that_are_fed_to_a_worker() -> None:
+    rows = lot([3, 1, 3]).deliveries[0]
+    other = lot([1]).deliveries[0]
+    assert waits_for([rows, other], np.array([1, 2, 3])).tolist() == [2, 0, 2]
+    assert waits_for([], np.array([5])).tolist() == [0]

@@ -469,6 +469,30 @@ class Stream:
         return iter(pairs(self.n))
 
 
+def test_rows_of_a_list_go_to_workers_by_lots_which_are_told_of_by_lots() -> None:
+    seen: list[Worked] = []
+
+    class Listens(gt.AbstractInstrument):
+        def on_worked(self, event: Worked) -> None:
+            seen.append(event)
+
+    session = gt.Session(
+        graph_of_pairs(),
+        rules=ADAM,
+        runtime=processes(2),
+        max_active=8,
+        schedule=gt.Schedule(ramp=gt.Ramp(over=0), max_rows=2),
+        instruments=[Listens()],
+    )
+    fit = session.fit(pairs(400), epochs=1)
+    (event,) = seen
+    told = [x.messages for x in event.links if x.sender == 2]
+    heard = [x.messages for x in event.links if x.receiver == 2]
+    assert fit.history[-1].instances == 400
+    # 50 lots of 8, and what a pass begins and ends with; some 300 if each is waited for.
+    assert max(told) < 150 and max(heard) < 150, (told, heard)
+
+
 @pytest.mark.parametrize("listed", [True, False])
 def test_what_the_program_says_to_a_worker_goes_with_what_it_feeds_unless_that_may_take_long(
     listed: bool,

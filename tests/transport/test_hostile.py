@@ -45,8 +45,8 @@ class Besieged(Group):
         self.sent = 0
         self.speak()
         self.said = bytes(relay.said[0])
-        assert a._door is not None
-        self.door = a._door
+        assert a._ends.door is not None
+        self.door = a._ends.door
 
     def speak(self) -> None:
         """Process 0 hears what 1 says, and nothing else."""

@@ -127,8 +127,8 @@ def test_what_is_sent_to_one_who_does_not_know_the_sender_yet_waits_for_that(
     a, b = group.members
     group.connect(0)
     a.send(1, Record(16, (1,)))
-    assert b._door is not None
-    group.until(lambda: b._door._asking)
+    assert b._ends.door is not None
+    group.until(lambda: b._ends.door._asking)
     group.connect(1)
     assert [record.ints for _, _, record in group.take(1)] == [(1,)]
 
@@ -157,9 +157,9 @@ def test_a_stranger_is_never_heard(
 def test_a_door_that_nobody_answers_for_lets_nobody_in(stack: ExitStack, outside: Outside) -> None:
     group = Group(stack, 2)
     a = group.members[0]
-    assert a._door is not None
+    assert a._ends.door is not None
     a.connect({1: group.addresses[1]}, {1: group.public[1]})
-    a._door._zap.unbind("inproc://zeromq.zap.01")
+    a._ends.door._zap.unbind("inproc://zeromq.zap.01")
     push = outside.writes(a.address, group.keys[1], group.public[0])
     push.send_multipart(message(1, 2))
     assert group.until(lambda: a.monitor().refused) == []
@@ -194,14 +194,14 @@ def test_a_process_that_is_not_who_it_was_said_to_be_is_told_nothing(
 
 def test_the_door_is_shut_once_all_are_inside_and_open_when_one_has_gone(stack: ExitStack) -> None:
     group = Group(stack, 3)
-    door_of_a = group.members[0]._door
+    door_of_a = group.members[0]._ends.door
     assert door_of_a is not None
     group.connect()
     group.until(lambda: not door_of_a._open)
     c = group.members[2]
-    assert c._pushes[0] is not None
-    c._pushes[0].close(linger=0)
-    c._pushes[0] = None
+    assert c._ends._pushes[0] is not None
+    c._ends._pushes[0].close(linger=0)
+    c._ends._pushes[0] = None
     group.until(lambda: door_of_a._open)
     c.connect({0: group.addresses[0]}, {0: group.public[0]})
     group.until(lambda: not door_of_a._open)
@@ -217,7 +217,7 @@ def test_a_flood_of_connections_costs_a_bounded_number_of_descriptors(
     monkeypatch.setattr(door, "_HANDSHAKE_MS", 100)
     group = Group(stack, 2)
     a, b = group.members
-    assert a._door is not None
+    assert a._ends.door is not None
     group.connect(0)
     address = ("127.0.0.1", int(a.address.rpartition(":")[2]))
     most = 0
@@ -226,7 +226,7 @@ def test_a_flood_of_connections_costs_a_bounded_number_of_descriptors(
         stranger.setblocking(False)
         stranger.connect_ex(address)
         a.poll(0.001)
-        most = max(most, len(a._door._live))
+        most = max(most, len(a._ends.door._live))
     assert 8 <= most < 8 + 4, "some came before it was shut"
     group.until(lambda: a.monitor().refused >= 20)
     group.connect(1)
@@ -241,12 +241,12 @@ def test_refusals_are_logged_at_a_bounded_rate_with_how_many_were_left_out(
     (a,) = group.members
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    assert a._door is not None
+    assert a._ends.door is not None
     with caplog.at_level(logging.WARNING, "geartrain.transport"):
         for _ in range(500):
-            a._door._refuse("an unknown key, from 10.0.0.7")
+            a._ends.door._refuse("an unknown key, from 10.0.0.7")
         now[0] += 11.0
-        a._door._refuse("what is no handshake")
+        a._ends.door._refuse("what is no handshake")
     monkeypatch.undo()
     assert len(caplog.messages) == 2
     assert "an unknown key, from 10.0.0.7 (0 before it" in caplog.messages[0]
@@ -326,9 +326,9 @@ def test_who_waits_hears_at_once_that_the_last_peer_has_come_in(stack: ExitStack
     a, b = group.members
     a.admit(group.public)
     b.connect({0: a.address}, {0: group.public[0]})
-    assert a._door is not None
+    assert a._ends.door is not None
     began = time.monotonic()
-    while a._door.missing():
+    while a._ends.door.missing():
         assert a.poll(3 * LONG_S) == []
     assert time.monotonic() - began < LONG_S
 
@@ -339,7 +339,7 @@ def test_a_question_that_came_while_another_was_answered_is_not_left_lying(
     """Whoever sends an answer by a socket, or looks at it, takes the signal of all that came."""
     group = Group(stack, 3)
     a, b, c = group.members
-    asked = a._door
+    asked = a._ends.door
     assert asked is not None
     b.connect({0: a.address}, {0: group.public[0]})
     group.until(lambda: asked._asking)
@@ -360,5 +360,5 @@ def test_whoever_is_gone_is_not_waited_for_and_his_key_opens_no_door_any_more():
         other.send(0, Record(16))
         one.gather(LONG_S)
         assert [(k, record.kind) for k, record in one.poll(LONG_S)] == [(1, 16)]
-        assert one._door is not None and not one._door._open
+        assert one._ends.door is not None and not one._ends.door._open
         gone.close()

@@ -185,6 +185,11 @@ class ControllerState:
         return room if room >= max(1, limit // _SHARE) else 0
 
     @property
+    def in_flight(self) -> int:
+        """Instances in flight, without those that wait at workers until there is room."""
+        return int(np.minimum(self.assignment.active, self.limit).sum())
+
+    @property
     def copies(self) -> int:
         """Those that are limited each by itself."""
         return self.assignment.active.size

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import final
+from typing import Final, final
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from geartrain.engine.parts import original_name, part_names
 from geartrain.engine.rounds import Rounds
 from geartrain.engine.router import Router
 from geartrain.engine.settings import Settings
-from geartrain.engine.stock import Stock
+from geartrain.engine.stock import AbstractStock, PartialStock, Stock
 from geartrain.engine.worker import Finished, WorkerState
 from geartrain.errors import LeakError
 from geartrain.graph.drawing import Outline, OutlineNode, outline_edges
@@ -46,7 +46,7 @@ from geartrain.nodes.readout import ReadoutNode
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import AbstractPart, StepTaken
 from geartrain.sharing.alone import AloneState
-from geartrain.sharing.assignment import Stocked
+from geartrain.sharing.assignment import Stocked, Together
 from geartrain.sharing.sharing import AbstractSharingState
 
 
@@ -237,18 +237,55 @@ class Engine:
             return True
         return False
 
-    def stock(self, worker: int) -> Stock | None:
-        """What a worker has that is given instances ahead of time; None: it is not."""
-        if not isinstance(self.controller.assignment, Stocked):
-            return None
+    @property
+    def may_go_ahead(self) -> bool:
+        """Whether workers on which instances live in parts may be given rows ahead of time.
+
+        They then hear that instances have finished when others are in flight already. Not where
+        steps count these, where a part may have admission wait, where all that are in flight go in
+        together, nor with one in flight, which is to see what the one before has made of all.
+        """
+        settings = self.settings
+        if not isinstance(self.controller.assignment, Together) or self.sharing.talks:
+            return False
+        return (
+            settings.max_active > 1
+            and not settings.drain
+            and all(
+                part.rules.max_staleness is None and (part.once or part.trigger.unit != "instances")
+                for part in self.parts.values()
+            )
+        )
+
+    def go_ahead(self, nbytes: int) -> None:
+        """Have workers be given instances ahead of time, as ``may_go_ahead``.
+
+        Args:
+            nbytes: Of the rows of one instance, about.
+        """
+        assignment = self.controller.assignment
+        if isinstance(assignment, Together):
+            many = max(1, _LOT_BYTES // max(1, nbytes))
+            assignment.lot = min(self.controller.limit, many)
+            assignment.ahead = _LOTS * assignment.lot
+
+    def stock(self, worker: int, *, ahead: bool = False) -> AbstractStock | None:
+        """What a worker has that is given instances ahead of time; None: it is not.
+
+        Args:
+            worker: Its number.
+            ahead: Whether it is given rows of instances that live on several.
+        """
         ramp, most = self.settings.ramp, self.settings.max_active
         training, arena = self.passing.train, self.wiring.arena
-        return Stock(
-            arena,
-            worker,
-            self.controller.trained,
-            (lambda trained: ramp.limit(most, trained)) if training else (lambda trained: most),
-        )
+        trained = self.controller.trained
+
+        def limit(finished: int) -> int:
+            return ramp.limit(most, finished) if training else most
+
+        if isinstance(self.controller.assignment, Stocked):
+            return Stock(arena, worker, trained, limit)
+        return PartialStock(arena, trained, limit) if ahead else None
 
     def set_present(self, worker: int, present: bool) -> None:
         """The copies of a worker take part, or do so no more."""
@@ -429,6 +466,15 @@ class Engine:
             if node.name in memories:
                 node.recall(memories[node.name])
 
+    def take_over(self, before: Engine) -> None:
+        """How loops call C, and how much memory they want, as an engine knew it that is no more."""
+        if before._layout is not self._layout:
+            return
+        known = {n.name: n for n in before.wiring.nodes.values() if isinstance(n, LoopNode)}
+        for node in self.wiring.nodes.values():
+            if isinstance(node, LoopNode) and node.name in known:
+                node.listing.take_over(known[node.name].listing)
+
     def nodes_by_worker(self) -> dict[str, int]:
         return {n.name: self.homes.of_node[i] for i, n in self.wiring.nodes.items()}
 
@@ -477,3 +523,6 @@ def _is_spread(graph: Graph, parts: Mapping[str, PartState], device: torch.devic
 
 
 _HOST = torch.device("cpu")
+_LOTS: Final = 2  # that wait: while one is used up, the next is on its way
+_LOT_BYTES: Final = 2 << 20
+"""Of the rows of a lot; what is larger gains nothing by company."""

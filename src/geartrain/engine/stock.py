@@ -7,13 +7,17 @@
 Where an instance lives wholly on one worker, that worker sees all of its answers. So it can tell by
 itself that an instance has finished and begin the next: the controller's own count may come later,
 and its messages may be few.
+
+Where it lives on several, a worker sees the answers to the rows that were fed there, and by these
+it begins rows of another one. Who is fed nothing needs no stock.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import ClassVar, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +32,14 @@ from geartrain.sharing.assignment import lot_of
 @final
 @dataclass(slots=True, eq=False)
 class Lot:
-    """Instances that were admitted together for one worker.
+    """Instances that were admitted together, or their rows for one worker.
 
     Args:
         slots: int64 ``(n,)``; their frames are in the worker's arena.
-        open: int64 ``(n,)``, answers that each waits for; 0: it has finished as it was admitted.
-        elsewhere: Instances finished in training, those of this worker left out, as far as the
-            controller knows.
+        open: int64 ``(n,)``, answers that each waits for, of rows that are fed to the worker; 0: it
+            has finished as it was admitted, or has no rows there.
+        elsewhere: Instances finished in training, as far as the controller knows; those of this
+            worker are left out, if instances live on one wholly.
         deliveries: Their rows.
     """
 
@@ -77,25 +82,38 @@ def _apart(batch: Forward, first: NDArray[np.bool_]) -> tuple[Forward, Forward]:
     return batch.take(np.flatnonzero(first)), batch.take(np.flatnonzero(~first))
 
 
+def waits_for(deliveries: Sequence[Delivery], slots: IntArray) -> IntArray:
+    """How many answers to rows that are fed each of the instances in these slots waits for."""
+    counts = np.zeros(int(slots.max(initial=-1)) + 1, np.int64)
+    for delivery in deliveries:
+        assert isinstance(delivery.batch, Forward)  # rows that are fed
+        counts += np.bincount(delivery.batch.state[INSTANCE], minlength=counts.size)
+    return counts[slots]
+
+
 _SHARE: Final = 16
 """Room for one in so many of those in flight is awaited: to begin has a cost of its own."""
 
 
-@final
-class Stock:
+class AbstractStock(ABC):
     """What a worker has been given and has not begun, and what is in flight there.
 
     Args:
         arena: Has the frames.
-        copy: Of the graph, that lives on the worker.
         trained: Instances finished in training before this pass.
         limit: Instances finished in training to how many may be in flight.
+
+    Attributes:
+        active: Instances in flight, of whose rows some were fed here.
     """
 
-    def __init__(self, arena: Arena, copy: int, trained: int, limit: Callable[[int], int]) -> None:
-        self._arena, self._copy, self._limit = arena, copy, limit
-        self._elsewhere, self._finished = trained, 0
-        self._untold = 0  # finished, and the controller has not been told
+    whole: ClassVar[bool]
+    """Whether instances live here wholly: then nobody else waits for what is fired here."""
+
+    def __init__(self, arena: Arena, trained: int, limit: Callable[[int], int]) -> None:
+        self._arena, self._limit = arena, limit
+        self._elsewhere = trained
+        self._untold = 0  # finished here, and the controller has not been told
         self._lots: list[Lot] = []
         self._open = np.zeros(64, np.int64)  # answers that are waited for, by slot
         self.active = 0
@@ -106,17 +124,24 @@ class Stock:
         return len(self._lots)
 
     @property
+    @abstractmethod
     def trained(self) -> int:
         """Instances finished in training, as far as is known here."""
-        return self._elsewhere + self._finished
 
     @property
+    @abstractmethod
     def has_room(self) -> bool:
         """Whether so many have finished since the controller was told that it may send a lot.
 
         What it is told sooner has it do nothing.
         """
-        return self._untold > 0 and self._untold >= lot_of(self._limit(self.trained))
+
+    @abstractmethod
+    def settle(self, out: Outbox) -> Finished | None:
+        """Count what a firing says of instances; those that have finished by it, if any have.
+
+        What was answered too often is for the controller to say, who counts as well.
+        """
 
     def told(self) -> None:
         """The controller is being told of all that have finished."""
@@ -148,11 +173,8 @@ class Stock:
         self.active += len(lot)
         return lot.deliveries
 
-    def settle(self, out: Outbox) -> Finished | None:
-        """Count what a firing says of instances; those that have finished by it, if any have.
-
-        What was answered too often is for the controller to say, who counts as well.
-        """
+    def _settled(self, out: Outbox) -> IntArray | None:
+        """Slots of those all of whose rows have been answered now."""
         for slots in out.spawned:
             np.add.at(self._open, slots, 1)
         finished: list[IntArray] = []
@@ -166,9 +188,83 @@ class Stock:
         if not finished:
             return None
         slots = join_arrays(finished)
+        self.active -= slots.size
+        self._untold += slots.size
+        return slots
+
+
+@final
+class Stock(AbstractStock):
+    """Of a worker on which instances live wholly: it knows when they have finished.
+
+    Args:
+        arena, trained, limit: As for any.
+        copy: Of the graph, that lives on the worker.
+    """
+
+    whole = True
+
+    def __init__(self, arena: Arena, copy: int, trained: int, limit: Callable[[int], int]) -> None:
+        super().__init__(arena, trained, limit)
+        self._copy, self._finished = copy, 0
+
+    @property
+    def trained(self) -> int:
+        return self._elsewhere + self._finished
+
+    @property
+    def has_room(self) -> bool:
+        return self._untold > 0 and self._untold >= lot_of(self._limit(self.trained))
+
+    def settle(self, out: Outbox) -> Finished | None:
+        slots = self._settled(out)
+        if slots is None:
+            return None
         turns = self._arena.turn[slots]
         self._arena.forget(slots)
-        self.active -= slots.size
         self._finished += slots.size
-        self._untold += slots.size
         return Finished(turns, self.trained, self._copy)
+
+
+@final
+class PartialStock(AbstractStock):
+    """Of a worker to which some rows of instances are fed: others compute with them, too.
+
+    It begins another instance when all rows that were fed here for one have been answered, or when
+    the controller says that it has finished, which it says of all.
+    """
+
+    whole = False
+
+    def __init__(self, arena: Arena, trained: int, limit: Callable[[int], int]) -> None:
+        super().__init__(arena, trained, limit)
+        self._lot = 1  # instances of the last one
+
+    @property
+    def trained(self) -> int:
+        return self._elsewhere
+
+    @property
+    def has_room(self) -> bool:
+        return self._untold > 0 and (self._untold >= self._lot or not self._lots)
+
+    def put(self, lot: Lot) -> None:
+        super().put(lot)
+        self._lot = lot.slots.size
+
+    def settle(self, out: Outbox) -> Finished | None:
+        self._settled(out)
+        return None
+
+    def over(self, slots: IntArray, trained: int) -> None:
+        """Instances have finished, wherever they were answered.
+
+        Args:
+            slots: int64, where they are.
+            trained: All that have finished in training so far.
+        """
+        self._elsewhere = max(self._elsewhere, trained)
+        here = slots[slots < self._open.size]
+        open_here = here[self._open[here] != 0]
+        self._open[open_here] = 0
+        self.active -= open_here.size

@@ -44,10 +44,11 @@ class RowsOf(IntEnum):
     OF_MODULE = 1
     OF_VALUE = 2
     OF_UPDATE = 3
+    OF_CALL = 4
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RoutineForm:
     """One program of a module.
 
@@ -126,6 +127,16 @@ class CallForm:
     def residuals(self) -> Sequence[Home]:
         """Where each lies."""
         return self.homes[len(self.outputs) :]
+
+    def alike(self, other: CallForm) -> bool:
+        """Whether C calls both in the same way, of whatever weights they are."""
+        return self is other or (
+            self.forward is other.forward
+            and self.backward is other.backward
+            and (self.operands, self.inputs, self.tangents, self.dtype, self.split)
+            == (other.operands, other.inputs, other.tangents, other.dtype, other.split)
+            and self.gradients == other.gradients
+        )
 
     @property
     def possible(self) -> bool:

@@ -83,6 +83,13 @@ class Op(IntEnum):
     ELU_BACK = auto()
     SOFTPLUS = auto()
     SOFTPLUS_BACK = auto()
+    BELOW = auto()
+    UP_TO = auto()
+    SAME_AS = auto()
+    SINE = auto()
+    COSINE = auto()
+    MATRICES = auto()
+    TURN = auto()
 
 
 ADDING: Final = frozenset({Op.SUM_OF_ROWS, Op.NORM_WEIGHT})

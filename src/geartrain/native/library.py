@@ -53,6 +53,14 @@ _TRANSPOSE: Final = (_N, _N, _P, _P)
 _RELEASE: Final = (_N, _P, _N, *[_P] * 4)
 _COUNT: Final = (_N,)
 _NOTE: Final = (_N, _P)
+_RINGS: Final[Mapping[str, Arguments]] = {
+    "ring_put": (*[_P, _N, _N, _N, _N], BYTES, _N),
+    "ring_next": (_P, _N, _N, _N, _P),
+    "ring_drop": (_P, _N, _N, _N, _P),
+    "ring_doze": (_P, _N, _N, _N),
+    "ring_awake": (_P, _N),
+}
+"""Arguments of what processes write to one another with; see rings.inc."""
 _TYPED: Final[Mapping[str, Arguments]] = {
     "add_rows": (_P, _P, _N, _P, _P, _N, _N, _N),
     "sum_rows": (_P, _P, _P, _N, _P, _P, _N, _N, _N),
@@ -133,8 +141,8 @@ class Library:
     Args:
         paths: The shared object, and those of the extensions that were added, in that order.
 
-    ``move``, ``transpose`` and ``typed[dtype][name]`` are pairs ``(keeping, freeing)``; ``release``
-    and ``plain[name]`` keep. Those of extensions are among them.
+    ``move``, ``transpose`` and ``typed[dtype][name]`` are pairs ``(keeping, freeing)``;
+    ``release``, ``rings[name]`` and ``plain[name]`` keep. Those of extensions are among them.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -152,6 +160,7 @@ class Library:
             use(_threads_of_torch())
             self.count = _declared(kept, "count_products", _COUNT)
             self.note = _declared(kept, "note_products", _NOTE)
+            self.rings = {name: _declared(kept, name, of) for name, of in _RINGS.items()}
             self._declare(both, _TYPED, tuple(_NAMES))
             for extension, path in zip(_extensions, self.paths[1:], strict=False):
                 both = _opened(path)

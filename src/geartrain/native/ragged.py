@@ -25,6 +25,8 @@ from geartrain.native.fused import Op, Step
 _ENTRIES: Final = 4096
 _MOST_MEMBERS: Final = 256
 """As ragged.inc has it."""
+_NO_BUNDLES: Final = 2
+"""What C says of bundles that do not end where they should."""
 
 
 class Way(IntEnum):
@@ -149,8 +151,8 @@ class RaggedSteps:
             addresses: By slot; 0 where there is room.
 
         Raises:
-            ProtocolError: There are no native kernels.
             IndexError: A row number is beyond its rows.
+            ProtocolError: There are no native kernels; or bundles are not those of the members.
             MemoryError: There is none.
         """
         native = library.current()
@@ -170,6 +172,10 @@ class RaggedSteps:
             self._kinds,
             self._ends,
         )
+        if bad == _NO_BUNDLES:
+            raise ProtocolError(
+                f"{sizes[0]} bundles came whose lengths do not add up to their {sizes[1]} members"
+            )
         if bad > 0:
             raise IndexError("index out of range: a row is asked for that is not there")
         if bad:

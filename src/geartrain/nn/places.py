@@ -224,14 +224,14 @@ class Places:
     ) -> None:
         """An element-wise step."""
         like = like_of(x)
-        read = [self._broadcast(self.value(y), like) for y in sources]
+        read = [self.broadcast(self.value(y), like) for y in sources]
         if sum(at.one for at in read) > (0 if all_ or len(read) == 1 else 1):
             raise Refused
         out = self.out(x)
         self.values[x] = out
         self.add(op, out, *read, number=number)
 
-    def _broadcast(self, value: Value, like: Like) -> At:
+    def broadcast(self, value: Value, like: Like) -> At:
         """Where it is read for a result like this."""
         tail = value.like.tail
         if not like.rows:

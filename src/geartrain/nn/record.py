@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from geartrain.errors import GraphError
 from geartrain.nn.composed import COMPOSED
+from geartrain.nn.simpler import SIMPLER
 
 _LIFTED: Final = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
 
@@ -145,6 +146,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if function in SIMPLER:
+            with self:
+                found = SIMPLER[function](*args, **kwargs)
+            if found is not None:
+                return found
         known = len(self.constants)
         node_args, node_kwargs = self._arguments(args), self._arguments(dict(kwargs))
         if len(self.constants) > known and function not in _LIFTED:

@@ -73,14 +73,26 @@ class AbstractAssignment(ABC):
 
 @final
 class Together(AbstractAssignment):
-    """One copy of the graph has all instances."""
+    """One copy of the graph has all instances.
+
+    Attributes:
+        ahead: How many more than may be in flight are given to the workers, where they wait until
+            there is room.
+        lot: So many of them go together.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._next = 0
+        self.ahead, self.lot = 0, 1
+
+    def room(self, limit: int) -> int:
+        room = limit + self.ahead - int(self.active[0])
+        return room if room >= self.lot else 0
 
     def begin(self, trained: int, *, training: bool) -> None:
         self._next = trained if training else 0
+        self.ahead, self.lot = 0, 1
 
     def first_turn(self, copy: int, trained: int) -> int:
         return trained

@@ -132,7 +132,7 @@ class Observer:
             epochs=self._epochs,
             finished=self._done + engine.controller.finished,
             total=self._total,
-            active=engine.controller.active,
+            active=engine.controller.in_flight,
             loss=means.pop("loss", float("nan")),
             metrics=means,
             instances_per_second=engine.controller.finished / now_s if now_s > 0 else 0.0,

@@ -21,20 +21,17 @@ from __future__ import annotations
 
 import math
 import os
-import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, final
-
-import zmq
+from typing import Final, NamedTuple, final
 
 from geartrain.errors import TransportError
 from geartrain.frames.message import IntArray
 from geartrain.transport.causal import CausalOrder
 from geartrain.transport.common import LENT, Common
-from geartrain.transport.door import Door, who_sent
+from geartrain.transport.ends import Ends
 from geartrain.transport.keys import Keys
 from geartrain.transport.pulse import Pulse
 from geartrain.transport.record import (
@@ -51,26 +48,25 @@ from geartrain.transport.record import (
     joined,
     parted,
 )
-from geartrain.transport.sockets import (
-    IPC,
-    prepare_pull,
-    prepare_push,
-    require_closed_to_others,
-    socket_file,
-)
+from geartrain.transport.rings import Rings
+from geartrain.transport.sockets import require_closed_to_others
 from geartrain.transport.traffic import Counters, Traffic
 
-_NOW: Final = int(zmq.NOBLOCK)  # enumerations cost more than what is done with them
-_MORE: Final = int(zmq.SNDMORE)
-_send: Final = zmq.backend.Socket.send  # of the socket itself: what zmq.Socket adds is not needed
-# Arrays are copied into the socket, also large ones. To lend them costs as much up to 128 KiB and a
-# tenth less at 1 MiB, needs a thread that takes them back, and whoever writes to one too early
-# changes what the other side gets.
 _MOST_A_POLL: Final = 256
 _MOST_TOGETHER: Final = 1 << 20
 """Bytes of arrays in one message of several records; a larger record has one of its own."""
 _MANY_TOGETHER: Final = 64
+_RARELY: Final = 8
+"""Where there are rings, one poll in so many looks at the sockets, if it is not to wait."""
 _LOOK_S: Final = 0.1
+
+
+class _Came(NamedTuple):
+    """A message that another one of its sender's has been overtaken by."""
+
+    envelope: Envelope
+    record: Record
+    by_ring: bool
 
 
 @final
@@ -90,6 +86,7 @@ class Transport:
         plain: Tcp without keys: whoever reaches the port can read, change and end the run.
         pulse: Watches who is connected by tcp; None: nobody does, but for the kernel.
         common: Memory that all processes have, for large tensors; None: they go in messages.
+        rings: Memory that all processes have, for small messages; None: all go by sockets.
 
     Raises:
         ValueError: A number out of range, a folder whose path is too long for sockets, or tcp with
@@ -110,6 +107,7 @@ class Transport:
         plain: bool = False,
         pulse: Pulse | None = None,
         common: Common | None = None,
+        rings: Rings | None = None,
     ) -> None:
         if generation < 0:
             raise ValueError(f"Transport(generation={generation}): give 0 or more")
@@ -117,29 +115,15 @@ class Transport:
         self._order: CausalOrder[Record] = CausalOrder(n, me)
         self._me, self._n, self._generation = me, n, generation
         self._bounds = Bounds(n, most_bytes)
-        self._keys, self._pulse, self._common = keys, pulse, common
-        self._door: Door | None = None
-        self._folder = at if isinstance(at, Path) else None
+        self._pulse, self._common, self._rings = pulse, common, rings
         self._pid = os.getpid()
         self._closed = False
-        self._pushes: list[zmq.Socket[bytes] | None] = [None] * n
-        self._context = zmq.Context(io_threads=1)
-        self._pull: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
-        try:
-            self.address = self._bind(at)
-        except BaseException:
-            self._context.destroy(linger=0)
-            raise
-        self._pair = [(self._pull, zmq.POLLIN)]
-        self._fd = int(self._pull.getsockopt(zmq.FD))
-        self._poller = select.poll()
-        self._poller.register(self._fd, select.POLLIN)
-        self._inner = {self._fd}
-        if self._door is not None:
-            self._inner.update(self._door.fds)
-            for fd in self._door.fds:
-                self._poller.register(fd, select.POLLIN)
-        self._watched: set[int] = set()
+        self._ends = Ends(me, n, at, generation, most_bytes, keys, pulse)
+        self.address = self._ends.address
+        if rings is not None:
+            self._ends.listen(rings.bell)
+        self._early: list[dict[int, _Came]] = [{} for _ in range(n)]  # by number, of each sender
+        self._looks = 0  # for messages, without one at the sockets
         for fd in watch:
             self.watch(fd)
         self.ready: tuple[int, ...] = ()
@@ -148,34 +132,6 @@ class Transport:
         self._gathered: dict[int, list[Record]] = {}  # of whom is written to, in that order
         self._counters = Counters(n)
         self._dropped = 0
-
-    def _require_new(self, address: str) -> None:
-        if os.path.lexists(address.removeprefix(IPC)):
-            raise TransportError(
-                f"{address} is there already: process {self._me} of generation "
-                f"{self._generation} runs, or was killed; take a new folder or generation"
-            )
-
-    def _unbound(self, address: str, error: Exception) -> TransportError:
-        return TransportError(
-            f"process {self._me} cannot be reached at {address} ({error}); give a folder that "
-            "is there and may be written to, or a free address"
-        )
-
-    def _bind(self, at: Path | str) -> str:
-        pull = self._pull
-        address = at if isinstance(at, str) else socket_file(at, self._me, self._generation)
-        prepare_pull(pull, address, self._bounds.most_bytes)
-        if isinstance(at, Path):
-            self._require_new(address)
-        try:
-            if self._keys is not None:
-                self._door = Door(pull, self._keys, address)
-                return self._door.address
-            pull.bind(address)
-        except zmq.ZMQError as error:
-            raise self._unbound(address, error) from error
-        return pull.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def connect(
         self, addresses: Mapping[int, str], public_keys: Mapping[int, bytes] | None = None
@@ -195,17 +151,17 @@ class Transport:
         self._require_open()
         others = {k: address for k, address in addresses.items() if k != self._me}
         keys = public_keys or {}
-        if self._keys is not None and (missing := sorted(others.keys() - keys.keys())):
+        if self._ends.keyed and (missing := sorted(others.keys() - keys.keys())):
             raise ValueError(
                 f"Transport.connect: no public key of the processes {missing}; give public_keys, "
                 "what Keys.public is there"
             )
-        if self._keys is None and public_keys:
+        if not self._ends.keyed and public_keys:
             raise ValueError("Transport.connect(public_keys=...): give Transport keys of its own")
         for k, address in others.items():
-            self._connect(k, address, keys.get(k))
-            if self._door is not None:
-                self._door.admit(k, keys[k])
+            self._ends.connect(k, address, keys.get(k))
+            if self._ends.door is not None:
+                self._ends.door.admit(k, keys[k])
 
     def admit(self, public_keys: Mapping[int, bytes]) -> None:
         """Let in the owners of these keys ahead of ``connect``, as those who are told of this
@@ -215,10 +171,10 @@ class Transport:
             ValueError: A key is none, or another process's.
         """
         self._require_open()
-        if self._door is not None:
+        if self._ends.door is not None:
             for k, key in public_keys.items():
                 if k != self._me:
-                    self._door.admit(k, key)
+                    self._ends.door.admit(k, key)
 
     def lost(self) -> tuple[int, ...]:
         """Processes whose connection has ended, if a pulse watches: nothing reaches them."""
@@ -247,7 +203,7 @@ class Transport:
             TransportError: Some have not come in that time; says which, and how many strangers did.
         """
         self._require_open()
-        door = self._door
+        door = self._ends.door
         if door is None:
             return
         kept: list[tuple[int, Record]] = []
@@ -265,21 +221,6 @@ class Transport:
                 kept += self.poll(min(left, 1.0))
         finally:
             self._own[:0] = kept
-
-    def _connect(self, to: int, address: str, key: bytes | None = None) -> zmq.Socket[bytes]:
-        if not 0 <= to < self._n or self._pushes[to] is not None:
-            raise ValueError(
-                f"Transport: process {to} is connected already, or is not one of 0..{self._n - 1}"
-            )
-        push: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
-        prepare_push(push, address, beats=self._pulse is None)
-        if self._pulse is not None:
-            self._pulse.watch(to, push, address)
-        if self._keys is not None and key is not None:
-            self._keys.protect(push, key)
-        push.connect(address)
-        self._pushes[to] = push
-        return push
 
     def send(self, to: int, record: Record) -> None:
         """Send a record; returns at once, whatever the receiver does.
@@ -358,7 +299,6 @@ class Transport:
 
     def _send(self, to: int, record: Record, stamp: IntArray) -> None:
         """Send a message with a stamp, which has the messages to that process before it."""
-        push = self._pushes[to] or self._connect_later(to)
         order, lent = self._order, 0
         if self._common is not None:
             record, lent = self._common.put(to, record)
@@ -371,15 +311,9 @@ class Transport:
                 f"a record of kind {record.kind} for process {to} has {nbytes:,} bytes, and "
                 f"{self._bounds.most_bytes:,} are the most; send fewer rows at a time"
             )
-        try:
-            for frame in frames[:-1]:
-                _send(push, frame, _NOW | _MORE, True, False)
-            _send(push, frames[-1], _NOW, True, False)
-        except zmq.ZMQError as error:
-            raise TransportError(
-                f"{nbytes:,} bytes for process {to} could not be sent ({error}); the processes "
-                "have to begin anew, under a new generation"
-            ) from error
+        rings = self._rings
+        if rings is None or len(frames) > 1 or not rings.put(to, frames[0]):
+            self._ends.send(to, frames)
         self._counters.sent(to, nbytes, lent, order.delivered[to])
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Record]]:
@@ -401,52 +335,63 @@ class Transport:
             raise ValueError(f"Transport.poll({timeout_s}): give seconds, 0 or more and finite")
         found, self._own = self._own, []
         self.ready = ()
-        came = self._take(found) or bool(found)
-        if self._watched or self._door is not None or (timeout_s and not came):
+        came = self._take(found, waits=timeout_s > 0.0) or bool(found)
+        ends = self._ends
+        if ends.watches or ends.door is not None or (timeout_s and not came):
             self._wait(0.0 if came else timeout_s, found)
         return found
 
     def _wait(self, timeout_s: float, found: list[tuple[int, Record]]) -> None:
         """Wait until something has come, at most so long, and look at the watched descriptors."""
+        ends, rings = self._ends, self._rings
         end = time.monotonic() + timeout_s
         while True:
-            left = end - time.monotonic()
-            events = self._poller.poll(math.ceil(max(0.0, left) * 1e3))
-            # The descriptor of ZeroMQ says that something may have changed, not that a message
-            # is there, and only once: it is asked itself before each wait.
-            self.ready = tuple(fd for fd, _ in events if fd not in self._inner)
-            entered = False
-            if self._door is not None and any(fd in self._door.fds for fd, _ in events):
-                entered = self._door.answer()
-            if found or self._take(found) or entered or self.ready or left <= 0.0:
+            left = max(0.0, end - time.monotonic())
+            if left and rings is not None:
+                entered = ends.wait(left if rings.doze() else 0.0)
+                rings.wake(rung=ends.heard)
+            else:
+                entered = ends.wait(left)
+            self.ready = ends.ready
+            if found or self._take(found, waits=True) or entered or self.ready or left <= 0.0:
                 return
 
-    def _take(self, found: list[tuple[int, Record]]) -> bool:
-        """Take what has come, and say whether anything has."""
-        pair, pull = self._pair, self._pull
-        taken = 0
+    def _take(self, found: list[tuple[int, Record]], *, waits: bool) -> bool:
+        """Take what has come, and say whether anything has.
+
+        Args:
+            found: Gets it.
+            waits: Whether the next thing is to wait: then all is looked at.
+        """
+        taken, rings = 0, self._rings
         # A sender that is faster than this process must not keep the poll from returning.
-        while taken < _MOST_A_POLL and zmq.zmq_poll(pair, 0):
-            try:
-                frame = first = pull.recv(_NOW, False)
-            except zmq.Again:  # what was there is only whom a new connection belongs to
-                continue
+        if rings is not None:
+            while taken < _MOST_A_POLL and (message := rings.next()) is not None:
+                taken += 1
+                self._accept([message[1]], message[0], found, by_ring=True)
+            self._looks += 1
+            if not waits and self._looks < _RARELY and not any(self._early):
+                return taken > 0
+            self._looks = 0
+        while taken < _MOST_A_POLL and (came := self._ends.take()) is not None:
             taken += 1
-            frames: list[Frame] = [bytearray(frame.buffer)]
-            while frame.more:
-                frame = pull.recv(_NOW, False)
-                frames.append(frame.buffer)
-            self._accept(frames, None if self._door is None else who_sent(first), found)
+            self._accept(*came, found)
         return taken > 0
 
     def _accept(
-        self, frames: Sequence[Frame], known_as: int | None, found: list[tuple[int, Record]]
+        self,
+        frames: Sequence[Frame],
+        known_as: int | None,
+        found: list[tuple[int, Record]],
+        *,
+        by_ring: bool = False,
     ) -> None:
         envelope, record = decode(frames, self._bounds)
-        sender, stamp = envelope.sender, envelope.stamp
+        sender = envelope.sender
         if known_as is not None and sender != known_as:
+            way = "ring" if by_ring else "key"
             raise TransportError(
-                f"a message that says it is from process {sender} came by the key of process "
+                f"a message that says it is from process {sender} came by the {way} of process "
                 f"{known_as}: its record of kind {record.kind} was not read; end that process"
             )
         if envelope.generation != self._generation:
@@ -458,16 +403,33 @@ class Transport:
         if sender in order.gone:
             self._dropped += 1
             return
-        lent = 0
+        if self._rings is None:
+            self._read(envelope, record, found)
+            return
+        # What a ring has no room for comes by a socket, and may be overtaken. A ring and a socket
+        # lose nothing in between, so if both are ahead something is lost: then it is read, and so
+        # refused.
+        number, early = int(envelope.stamp[sender, self._me]), self._early[sender]
+        came = _Came(envelope, record, by_ring)
+        if number > order.arrived[sender] and all(x.by_ring is by_ring for x in early.values()):
+            early[number] = came
+            return
+        self._read(envelope, record, found)
+        while (next_one := early.pop(order.arrived[sender], None)) is not None:
+            self._read(next_one.envelope, next_one.record, found)
+
+    def _read(self, envelope: Envelope, record: Record, found: list[tuple[int, Record]]) -> None:
+        """Take in the next message of its sender."""
+        sender, order, lent = envelope.sender, self._order, 0
         if record.kind == LENT:
             record, lent = self._borrowed(sender, record)
         if record.kind == GONE:  # now: it may itself wait for what is lost
             found += self._forgotten(record.ints[0])
-        released = order.receive(sender, stamp, record)
+        released = order.receive(sender, envelope.stamp, record)
         counters = self._counters
-        counters.received(sender, envelope.nbytes + lent, int(stamp[self._me, sender]))
+        counters.received(sender, envelope.nbytes + lent, int(envelope.stamp[self._me, sender]))
         self._deliver(released, found)
-        if counters.owes_word(sender, order.delivered[sender]) and self._reaches(sender):
+        if counters.owes_word(sender, order.delivered[sender]) and self._ends.reaches(sender):
             self.send(sender, Record(HEARD))
 
     def _deliver(
@@ -502,11 +464,8 @@ class Transport:
         found: list[tuple[int, Record]] = []
         self._deliver(self._order.forget(who), found)
         self._gathered.pop(who, None)
-        if (push := self._pushes[who]) is not None:
-            push.close(linger=0)
-            self._pushes[who] = None
-        if self._door is not None:
-            self._door.dismiss(who)
+        self._early[who].clear()
+        self._ends.dismiss(who)
         if self._common is not None:
             self._common.forget(who)
         self._counters.forget(who)
@@ -540,9 +499,6 @@ class Transport:
             kept += self.poll(min(left, _LOOK_S))
         self._own[:0] = kept
         return not self._counters.flying_bytes[by]
-
-    def _reaches(self, to: int) -> bool:
-        return self._folder is not None or self._pushes[to] is not None
 
     def _pass_over(self, envelope: Envelope) -> None:
         if envelope.generation > self._generation:
@@ -583,18 +539,16 @@ class Transport:
             tuple(self._counters.flying_bytes),
             self._order.held,
             self._dropped,
-            0 if self._door is None else self._door.refused,
+            0 if self._ends.door is None else self._ends.door.refused,
         )
 
     def watch(self, fd: int) -> None:
         """Have polls wait for a file descriptor, too."""
-        self._poller.register(fd, select.POLLIN)
-        self._watched.add(fd)
+        self._ends.watch(fd)
 
     def unwatch(self, fd: int) -> None:
         """Wait for it no longer."""
-        self._poller.unregister(fd)
-        self._watched.discard(fd)
+        self._ends.unwatch(fd)
 
     def close(self, linger_s: float = 0.0, *, to: int | None = None) -> None:
         """Close the sockets; the socket file is gone afterwards. May be called again.
@@ -608,28 +562,13 @@ class Transport:
         self._closed = True
         if self._pid != os.getpid():
             return  # the sockets of a fork are its parent's
-        if self.address.startswith(IPC):  # ZeroMQ leaves the file
-            Path(self.address.removeprefix(IPC)).unlink(missing_ok=True)
-        for k, push in enumerate(self._pushes):
-            if push is not None:
-                push.close(linger=round(linger_s * 1e3) if to in (None, k) else 0)
-        self._pull.close(linger=0)
-        if self._pulse is not None:
-            self._pulse.close()
-        if self._door is not None:
-            self._door.close()
-        self._context.term()
+        self._ends.close(linger_s, to)
 
     def __enter__(self) -> Transport:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _connect_later(self, to: int) -> zmq.Socket[bytes]:
-        if self._folder is None:
-            raise TransportError(f"process {to} is not connected: call connect with its address")
-        return self._connect(to, socket_file(self._folder, to, self._generation))
 
     def _require_open(self) -> None:
         if self._closed:

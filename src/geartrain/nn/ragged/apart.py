@@ -9,10 +9,10 @@ import torch
 from torch import fx
 
 from geartrain.native.fused import Op
+from geartrain.nn.entries import NUMBERED, NUMBERS, ONE, TWO
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.base import AbstractLowering, Convert, same_numbers
 from geartrain.nn.ragged.values import Constant
-from geartrain.nn.ways import NUMBERED, NUMBERS, ONE, TWO
 
 aten = torch.ops.aten
 

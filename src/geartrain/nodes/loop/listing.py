@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, final
 
+from geartrain.native.heap import heap
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.kernels import LoopKernels
 from geartrain.nodes.loop.native import STORES, NativeCalls
 from geartrain.nodes.loop.plan import LoopPlan
 from geartrain.nodes.loop.tables import Tables
-from geartrain.nodes.loop.tensors import FiringTensors
 from geartrain.nodes.loop.turn import Inner, Turn
 from geartrain.nodes.remembering import Remembering, RememberingRead
 
@@ -38,6 +39,7 @@ class Listing:
         self._rows: dict[int, float] = {}
         self._tables: Tables | None = None
         self.firings = 0
+        self._by_itself: int | None = None  # calls of the last turn that C has not made
 
     @property
     def pays(self) -> bool:
@@ -46,6 +48,10 @@ class Listing:
             inner.weights is not None and self._kernels.known(number) and self._has_program(inner)
             for number, inner in enumerate(self._inner)
         )
+
+    def take_over(self, before: Listing) -> None:
+        """What the same loop of an engine knew that is no more; it says nothing of the sums."""
+        self._places, self._rows, self._tables = before._places, before._rows, before._tables
 
     def _has_program(self, inner: Inner) -> bool:
         """Whether a module has been found to be faster by a program."""
@@ -77,6 +83,14 @@ class Listing:
         expected = {k: int(share * many) for k, share in self._rows.items()}
         chosen = partial(self._kernels.programmed, turn)
         return NativeCalls(turn, held, self._tables, self._inner, able, chosen, expected)
+
+    def tidy(self, turn: Turn) -> None:
+        """A turn has come back: where fewer of its calls were made one by one than of the turn
+        before, what those had of the heap goes back to the system."""
+        made = 0 if turn.native is None else turn.native.count
+        before, self._by_itself = self._by_itself, len(turn.plan.calls) - made
+        if before is not None and self._by_itself < before:
+            heap.give_back()
 
     def end(self, turn: Turn) -> None:
         """Remember how many rows a turn had that was not planned, for the next one."""

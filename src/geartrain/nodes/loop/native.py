@@ -22,10 +22,11 @@ from torch import Tensor
 
 from geartrain.errors import ProtocolError, WorkerError
 from geartrain.frames.message import INSTANCE, IntArray, Payload
-from geartrain.native import calls, library
+from geartrain.native import calls, library, pool
 from geartrain.native.calls import Home, pointer
 from geartrain.nodes.call import read_columns
 from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.module import NativeKept, TurnModule
 from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, StoreStage, joined
 from geartrain.nodes.loop.reads import Read, ReadTensor
@@ -34,7 +35,6 @@ from geartrain.nodes.loop.several import SeveralLayout, SeveralModule
 from geartrain.nodes.loop.several_returning import SeveralReturning
 from geartrain.nodes.loop.stories import story_of
 from geartrain.nodes.loop.tables import CallLayout, Tables
-from geartrain.nodes.loop.tensors import FiringTensors
 from geartrain.nodes.loop.turn import Got, Inner, Turn
 from geartrain.nodes.loop.updates import Updates
 from geartrain.nodes.remembering import Remembering, RememberingRead
@@ -101,6 +101,9 @@ class NativeCalls:
         self._planned: dict[int, list[int]] = {}
         self._dtype: torch.dtype | None = None
         self._width = 1  # of the payload of what was looked at last
+        self._room: Tensor | None = None
+        self.count = 0
+        """Calls made so far."""
 
     @property
     def rows(self) -> Mapping[int, int]:
@@ -221,6 +224,7 @@ class NativeCalls:
             end += 1
         if end > number:
             end = self._make(number, end)
+            self.count += end - number
             kept, held = self._turn.kept, self._held
             for k, n, begin, into, _ in self._records[number:end].tolist():
                 module = self._modules[k]
@@ -342,6 +346,7 @@ class NativeCalls:
         begin = end - len(found)
         made = self._make(begin, end) - begin
         del kept[begin + made :]
+        self.count += made
         return made
 
     def _fitting(self, called: Called, k: int, tensors: Sequence[ReadTensor]) -> AnyModule | None:
@@ -411,8 +416,9 @@ class NativeCalls:
             between, more = module.extent(begin, n, forward=forward)
             most, work = max(most, between), work + more
         nbytes = most * self._dtype.itemsize
-        room = None if nbytes < _MUCH else torch.empty(nbytes, dtype=torch.uint8)
-        return room, work > library.SMALL_WORK
+        if nbytes >= _MUCH and (self._room is None or self._room.nbytes < nbytes):
+            self._room = pool.shared.empty((nbytes,), torch.uint8)
+        return None if nbytes < _MUCH else self._room, work > library.SMALL_WORK
 
     def _blame(self, bad: int, first: int, way: str) -> None:
         number, why = first + bad // 4, _WHY[bad % 4]
@@ -477,6 +483,7 @@ class NativeCalls:
             else:
                 one = Returning(module, *rest)
             returning.append(one)
+            tables.put(number, module.layout)
             tables.modules[number, -3:] = one.words
         assert self._dtype is not None
         room, much = self._extent(begin, end, forward=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal, TypeAlias, final
 
 import numpy as np
@@ -70,7 +71,7 @@ class ReadTensor:
     @property
     def width(self) -> int:
         """Entries of a row."""
-        return int(np.prod(self.tail, dtype=np.int64))
+        return prod(self.tail)
 
     def detached(self) -> ReadTensor:
         """The same, and no gradient goes there."""

@@ -14,9 +14,9 @@ from geartrain.frames.message import IntArray, join_arrays, ragged_index
 from geartrain.native.calls import ROWS, AbstractSeveralFound, Lies, pointer
 from geartrain.native.rows import take
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.several import SeveralModule
 from geartrain.nodes.loop.tables import RowMemory
-from geartrain.nodes.loop.tensors import FiringTensors
 from geartrain.nodes.loop.turn import Got
 from geartrain.nodes.loop.updates import Updates
 

@@ -9,6 +9,7 @@ From firing to firing the words stay, and addresses are written anew.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from math import prod
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, final
 
 import numpy as np
@@ -16,16 +17,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from geartrain.native import calls
+from geartrain.native import calls, pool
 from geartrain.native.calls import CallForm, Home, RowsOf, pointer
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.reads import Read, ReadTensor
-from geartrain.nodes.loop.tensors import FiringTensors
 
 Table: TypeAlias = NDArray[np.int64]
 Like: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 """Dtype, and shape after the rows."""
 
 _HOWS: Final = {"row": 0, "sum": 1, "mean": 2, "member": 3}
+MOST_COLUMNS: Final = 63
+"""Tensors of a payload: which of them have got gradients are the bits of a number."""
+MOST_LAYOUTS: Final = 2
+"""Of one module that are kept: a program may have two forwards."""
 _LINE: Final = 64
 """Bytes: each tensor of an arena begins at a multiple."""
 
@@ -43,7 +48,7 @@ class Block:
     def __init__(self, dtype: torch.dtype, tail: tuple[int, ...]) -> None:
         self.dtype, self.tail = dtype, tail
         self.strides = torch.empty((0, *tail)).stride()
-        self.entries = int(np.prod(tail, dtype=np.int64))
+        self.entries = prod(tail)
         self.row = self.entries * dtype.itemsize
         """Bytes."""
 
@@ -66,7 +71,7 @@ class RowMemory:
             self.begins.append(total)
             size = rows * block.row
             total += size + -size % _LINE
-        self._memory = torch.empty(total, dtype=torch.uint8)
+        self._memory = pool.shared.empty((total,), torch.uint8)
         self._typed = {torch.uint8: self._memory}
         at = self._memory.data_ptr()
         self.pointers = [at + begin for begin in self.begins]
@@ -137,7 +142,8 @@ class CallLayout:
     Attributes:
         possible: Whether C can call it.
         blocks: Of the arena of a turn: inputs, and what the forward makes for itself.
-        back_blocks: Of that of the way back.
+        back_blocks: Of that of the way back: what weights get.
+        passing_blocks: Of one call on the way back: what inputs get, which is added up at once.
     """
 
     def __init__(
@@ -155,7 +161,7 @@ class CallLayout:
         self.key = key_of(tensors)
         self.kinds = kinds_of(tensors, columns)
         self._copied = dict(form.copies)
-        self.possible = self._fits()
+        self.possible = self._fits() and self._is_told(tensors, held)
         if self.possible:
             self._lay_out(tensors, held)
 
@@ -165,9 +171,18 @@ class CallLayout:
             return False
         for k, _, width, dtype in form.forward.given:
             mine, tail = kinds[k - form.operands]
-            if mine is not dtype or int(np.prod(tail, dtype=np.int64)) != width:
+            if mine is not dtype or prod(tail) != width:
                 return False
         return all(kinds[i][0] is form.dtype for i in form.gradients)
+
+    def _is_told(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> bool:
+        """Whether C can be told what is read: columns are bits, and it adds up one dtype."""
+        widths = [len(self.form.outputs)]
+        for t in tensors:
+            widths += [len(held.likes(r.number) or ()) for r in t.reads]
+            if t.dtype is not self.form.dtype and any(r.how != "row" for r in t.reads):
+                return False
+        return max(widths) <= MOST_COLUMNS
 
     def _lay_out(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> None:
         form = self.form
@@ -198,7 +213,7 @@ class CallLayout:
 
     def _output_row(self, j: int) -> int:
         x = self.form.outputs[j]
-        return int(np.prod(x.shape[1:], dtype=np.int64)) * x.itemsize
+        return prod(x.shape[1:]) * x.itemsize
 
     def _lay_out_forward(self) -> None:
         form = self.form
@@ -236,26 +251,35 @@ class CallLayout:
     def _lay_out_backward(self) -> None:
         form, routine = self.form, self.form.backward
         self.back_blocks: list[Block] = []
+        self.passing_blocks: list[Block] = []
+        learnt = {~k for k in routine.results[len(form.gradients) :] if k < 0}
+        self._passes = [rows and m not in learnt for m, (*_, rows) in enumerate(routine.made)]
         self._back_made: list[int] = []  # by what is made its block, or -1
-        for _, tail, rows in routine.made:
-            self._back_made.append(len(self.back_blocks) if rows else -1)
+        for (_, tail, rows), passes in zip(routine.made, self._passes, strict=True):
+            blocks = self.passing_blocks if passes else self.back_blocks
+            self._back_made.append(len(blocks) if rows else -1)
             if rows:
-                self.back_blocks.append(Block(form.dtype, tail))
+                blocks.append(Block(form.dtype, tail))
         self._back_bases = np.zeros(routine.slots, np.int64)
         self._back_strides = np.zeros_like(self._back_bases)
         self._back_whose = np.zeros_like(self._back_bases)
         for k, slot, *_ in routine.given:
             self._back_whose[slot], self._back_strides[slot] = self._of_argument(k)
-        for (slot, tail, rows), block in zip(routine.made, self._back_made, strict=True):
-            self._back_whose[slot] = RowsOf.OF_MODULE if rows else RowsOf.OF_UPDATE
-            one = self.back_blocks[block] if rows else Block(form.dtype, tail)
-            self._back_strides[slot] = one.row
+        for m, (slot, tail, _) in enumerate(routine.made):
+            self._back_whose[slot] = self._kind_of_made(m)
+            self._back_strides[slot] = Block(form.dtype, tail).row
         results = dict(zip(form.gradients, routine.results, strict=False))
         self._back_of = results
         for words, i in zip(self.reads, self._answered, strict=True):
             if words[1] >= 0:
                 k = results[i]
-                words[14] = self._of_argument(k)[0] if k >= 0 else RowsOf.OF_MODULE
+                words[14] = self._of_argument(k)[0] if k >= 0 else self._kind_of_made(~k)
+
+    def _kind_of_made(self, m: int) -> RowsOf:
+        """Whose rows something is that the backward makes."""
+        if not self.form.backward.made[m][2]:
+            return RowsOf.OF_UPDATE
+        return RowsOf.OF_CALL if self._passes[m] else RowsOf.OF_MODULE
 
     def _of_argument(self, k: int) -> tuple[RowsOf, int]:
         form = self.form
@@ -276,9 +300,10 @@ class CallLayout:
     def holds(
         self, form: CallForm, tensors: Sequence[ReadTensor], columns: Sequence[Tensor]
     ) -> bool:
-        """Whether it is as it would be made now."""
-        if self.form is not form or self.kinds != kinds_of(tensors, columns):
+        """Whether it is as it would be made now; if so it is of this form from now on."""
+        if not self.form.alike(form) or self.kinds != kinds_of(tensors, columns):
             return False
+        self.form = form
         return self.as_asked or self.key == key_of(tensors)
 
     def write(self, words: Table) -> None:
@@ -318,6 +343,7 @@ class CallLayout:
         self,
         arena: RowMemory,
         back: RowMemory,
+        passing: RowMemory,
         first: int,
         sums: Sequence[Tensor | None],
         held: FiringTensors,
@@ -328,6 +354,7 @@ class CallLayout:
         Args:
             arena: Of the rows of this turn.
             back: Of the rows from ``first`` on that go back now.
+            passing: Of those of any one call.
             first: Their first.
             sums: By what is made, where rows are added up in it.
             held: The tensors of the turn.
@@ -352,6 +379,8 @@ class CallLayout:
             block, total = self._back_made[m], sums[m]
             if total is not None:
                 return total.data_ptr()
+            if self._passes[m]:
+                return passing.pointers[block]
             return back.pointers[block] - first * self.back_blocks[block].row
 
         for k, slot, *_ in routine.given:
@@ -419,7 +448,8 @@ class Tables:
         self.modules = np.zeros((modules, calls.MODULE_WORDS), np.int64)
         self.values = np.zeros((values, calls.VALUE_WORDS), np.int64)
         self.at_modules, self.at_values = pointer(self.modules), pointer(self.values)
-        self._layouts: dict[int, AbstractLayout] = {}
+        self._layouts: dict[int, list[AbstractLayout]] = {}
+        self._written: dict[int, AbstractLayout] = {}
         self._columns: dict[int, Table] = {}
         self._samples: dict[int, tuple[list[Like], tuple[Tensor, ...]]] = {}
         self._copies: dict[int, tuple[Hashable, CallForm]] = {}
@@ -457,12 +487,27 @@ class Tables:
             rest: The other arguments of a layout.
             as_asked: The last one.
         """
-        found = self._layouts.get(number)
-        if not isinstance(found, kind) or not found.holds(form, rest[0], rest[1]):
-            found = self._layouts[number] = kind(form, *rest, as_asked=as_asked)
-            if found.possible:
-                found.write(self.modules[number])
-        return found if found.possible else None
+        known = self._layouts.setdefault(number, [])
+        mine = (each for each in known if isinstance(each, kind))
+        found = next((each for each in mine if each.holds(form, rest[0], rest[1])), None)
+        if found is None:
+            found = kind(form, *rest, as_asked=as_asked)
+            known.insert(0, found)
+            del known[MOST_LAYOUTS:]
+        if not found.possible:
+            return None
+        self.put(number, found)
+        return found
+
+    def put(self, number: int, layout: AbstractLayout) -> None:
+        """Let the words of a module be those of a layout.
+
+        Turns that are in flight may have different ones: where some of its programs are for few
+        rows and some for many, or its weights have changed in between.
+        """
+        if self._written.get(number) is not layout:
+            layout.write(self.modules[number])
+            self._written[number] = layout
 
     def write_value(self, number: int, held: FiringTensors) -> list[Tensor | None]:
         """Write where the gradients of a value are, and who has got one; they."""

@@ -29,6 +29,7 @@ from geartrain.codec import encode
 from geartrain.engine.engine import MadeOf, Passing
 from geartrain.engine.parts import original_name
 from geartrain.engine.router import Delivery
+from geartrain.engine.stock import PartialStock
 from geartrain.engine.worker import Firing
 from geartrain.errors import GeartrainError, TransportError
 from geartrain.nodes.loss import Objective
@@ -80,6 +81,7 @@ class Pass:
         seed: Of random numbers, for dropout and the like; each worker adds its number.
         nodes: Names in order, to see that both sides have the same graph.
         most_flying: Bytes that may be under way between all processes.
+        ahead: Whether workers are given rows ahead of time of instances that live on several.
     """
 
     made_of: MadeOf
@@ -91,6 +93,7 @@ class Pass:
     seed: int
     nodes: tuple[str, ...]
     most_flying: int
+    ahead: bool = False
 
 
 def live(worker: int, channel: AbstractChannel) -> None:
@@ -163,14 +166,16 @@ class _Work:
             engine.sharing.copies,
             engine.homes.copies_on(worker),
         )
-        self._stock = engine.stock(worker)
-        if self._stock is None:  # else instances live here wholly
+        stock = self._stock = engine.stock(worker, ahead=given.ahead)
+        self._whole = stock is not None and stock.whole
+        if not self._whole:
             self._state.ahead = self._carry_on
         self._report, self._pace = Report(), Pace(self._stock)
         self._pulsed_s = self._polled_s = 0.0
         self._waiting = Waiting(time.perf_counter())
-        # Who has a stock waits for no rows of others; a poll costs a tenth of a small firing.
-        self._patience_s = _POLL_S if self._stock is not None else 0.0
+        # On whom instances live wholly waits for no rows of others; a poll costs a tenth of a small
+        # firing.
+        self._patience_s = _POLL_S if self._whole else 0.0
         self._sent = np.zeros(self._parent + 1, np.int64)  # records, by receiver
         self._had = np.zeros(self._parent + 1, np.int64)  # by sender
         self._over = False
@@ -214,9 +219,9 @@ class _Work:
             found = self.transport.poll()
             self._polled_s = time.perf_counter()
         else:
-            if self._report.matters:
-                self._send_report()
             began = time.perf_counter()
+            if self._is_to_tell(began):
+                self._send_report()
             found = self.transport.poll(self._idle.seconds)
             if not found:
                 self._send_report()
@@ -232,6 +237,17 @@ class _Work:
             self._take(record, works=works)
             if self._over:  # all is given back; what came behind the word for it is of no use
                 return
+
+    def _is_to_tell(self, now: float) -> bool:
+        """Whether the controller is to hear of what was done before others are waited for.
+
+        With a stock that is used up by and by it need not hear of each instance at once.
+        """
+        report = self._report
+        if self._stock is None or self._whole:
+            return report.matters
+        firings = len(report.firings)
+        return report.presses or self._pace.due(now, matters=report.matters, firings=firings)
 
     def _look_around(self) -> None:
         """Nothing has come for a while: are all others there?"""
@@ -302,6 +318,9 @@ class _Work:
         told, slots = record_to_finished(record)
         self._engine.wiring.arena.forget(slots)
         self._after_exchange(self._state.finished(told))
+        if isinstance(self._stock, PartialStock):
+            self._stock.over(slots, told.trained)
+            self._begin_some()
 
     def _go_on_without(self, worker: int) -> None:
         """Another worker is gone, and the copies of the model that lived there."""
@@ -347,7 +366,7 @@ class _Work:
         told = None if stock is None else stock.settle(firing.outbox)
         # What it says to the controller goes before what others can go on with; else it waits for
         # company, as a message costs as much as a small firing.
-        if firing.elsewhere and report.matters:
+        if firing.elsewhere and self._goes_first():
             self._send_report()
         elif self._pace.due(end, matters=report.matters, firings=len(report.firings)):
             self._send_report()
@@ -362,14 +381,23 @@ class _Work:
 
     def _carry_on(self, firing: Firing) -> None:
         """Send what others wait for before this worker's parts step."""
-        report = self._report
-        report.out.add(firing.outbox.take_news())
+        report, news = self._report, firing.outbox.take_news()
+        report.out.add(news)
+        if self._stock is not None:
+            self._stock.settle(news)
         if report.matters and (
-            firing.elsewhere
+            (firing.elsewhere and self._goes_first())
             or self._pace.due(time.perf_counter(), matters=True, firings=len(report.firings))
         ):
             self._send_report()
         self._send_rows(firing)
+
+    def _goes_first(self) -> bool:
+        """Whether the report is to go before a firing's batches.
+
+        Answers alone may be counted late: by a stock the next instances are begun without it.
+        """
+        return self._report.matters if self._stock is None else self._report.presses
 
     def _send_rows(self, firing: Firing) -> None:
         """Send a firing's batches to the workers that they are for."""

@@ -13,8 +13,16 @@ import torch
 from geartrain.runtime.processes.control import Control
 from geartrain.runtime.processes.locks import RegionLock
 from geartrain.runtime.processes.members import AbstractChannel
-from geartrain.runtime.processes.memory import COMMON, NOTE_BYTES, SharedRegion, common_of, loads
+from geartrain.runtime.processes.memory import (
+    COMMON,
+    NOTE_BYTES,
+    RINGS,
+    SharedRegion,
+    common_of,
+    loads,
+)
 from geartrain.transport.link import Transport
+from geartrain.transport.rings import Bells, Rings
 
 
 @final
@@ -30,6 +38,7 @@ class ForkedChannel(AbstractChannel):
     def __init__(self, control: Control) -> None:
         self._control = control
         self.regions: dict[int, SharedRegion] = {}
+        self._bells = Bells(())
 
     def await_pass(self) -> bytes:
         self._receive_regions()
@@ -41,8 +50,10 @@ class ForkedChannel(AbstractChannel):
         told = json.loads(said)
         self.regions |= {
             number: SharedRegion(fd, os.fstat(fd).st_size)
-            for number, fd in zip(told["fresh"], fds, strict=True)
+            for number, fd in zip(told["fresh"], fds, strict=False)
         }
+        if bells := fds[len(told["fresh"]) :]:
+            self._bells = Bells(bells)
         for number in told["gone"]:
             del self.regions[number]
         if told["gone"]:
@@ -55,7 +66,8 @@ class ForkedChannel(AbstractChannel):
         folder, generation = place
         assert folder is not None
         common = common_of(self.regions[COMMON].bytes, me, n)
-        return Transport(me, n, Path(folder), generation, common=common)
+        rings = Rings.if_possible(self.regions[RINGS].bytes.numpy(), me, n, self._bells)
+        return Transport(me, n, Path(folder), generation, common=common, rings=rings)
 
     def join(self, transport: Transport, told: bytes) -> None:
         """All are found by the names of their socket files."""

@@ -35,6 +35,8 @@ more, and one more if backward; or these."""
 NOTE_BYTES: Final = 64  # of a worker; a cache line
 COMMON: Final = 1
 """Number of the region where processes leave tensors for one another."""
+RINGS: Final = 2
+"""Number of the region of rings for small messages (``transport.rings``)."""
 _APART: Final = -1  # in place of the number of a region: that of the first tensor that goes apart
 _HEAD: Final = 8  # bytes, before what goes apart
 _ALIGNED: Final = 64  # bytes; a cache line: neighbours of two workers do not share one

@@ -2,7 +2,7 @@
 
     parent ─► worker    Admitted      frames of instances, before their rows
                         rows          a delivery (``transport.batches``)
-                        Lot           both, of instances that live there wholly
+                        Lot           both, of instances that wait there until there is room
                         Finished      which instances are over, with their slots
                         a word        REST, END, ABANDON, DROP, STORY, ASK
     worker ─► worker    rows, gradients; letters between copies
@@ -180,6 +180,12 @@ class Report:
     def matters(self) -> bool:
         """Whether the controller waits for it, or others must not hear more before it has."""
         return bool(self.out.answered or self.out.spawned or self.held)
+
+    @property
+    def presses(self) -> bool:
+        """Whether others must not hear more before the controller has heard of it: one that counts
+        an answer before what it answers has been counted takes an instance for finished."""
+        return bool(self.out.spawned or self.held)
 
     def __bool__(self) -> bool:
         return bool(self.firings or self.steps or self.matters or self.out.rounds)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from geartrain.engine.stock import Stock
+from geartrain.engine.stock import AbstractStock
 
 SOON_S: Final = 0.002
 SLOW_S: Final = 0.1
@@ -26,7 +26,7 @@ class Pace:
         stock: What the worker has in stock, if it is given instances ahead of time.
     """
 
-    def __init__(self, stock: Stock | None) -> None:
+    def __init__(self, stock: AbstractStock | None) -> None:
         self._stock = stock
         self._told_s = 0.0
 

@@ -20,16 +20,14 @@ from torch import Tensor
 
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
-from geartrain.engine.stock import Lot
 from geartrain.errors import GeartrainError, StuckError, WorkerDiedError
-from geartrain.frames.frame import Admitted
-from geartrain.frames.message import join_arrays
 from geartrain.runtime.base import AbstractFeeder, Watch, log
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.processes.child import Pass
 from geartrain.runtime.processes.contents import of_parts, pickled, tensors_written
 from geartrain.runtime.processes.failures import error_of_json
 from geartrain.runtime.processes.flying import MOST_FLYING, Flying
+from geartrain.runtime.processes.lots import bytes_each, partial_lots, whole_lots
 from geartrain.runtime.processes.members import AbstractPool, raise_missing
 from geartrain.runtime.processes.memory import Apart
 from geartrain.runtime.processes.messages import (
@@ -38,7 +36,6 @@ from geartrain.runtime.processes.messages import (
     Report,
     admitted_to_record,
     finished_to_record,
-    lot_to_record,
     named_to_record,
     record_to_named,
 )
@@ -83,6 +80,7 @@ class Parent:
         if self._goes_on:
             engine.controller.keep_packed()
         self._stocked = engine.stock_up()
+        self._ahead = feeder.waits_for_nobody and engine.may_go_ahead
         self._finished = np.zeros(engine.sharing.copies, np.int64)  # in training, by copy
         self._place = pool.place()
         nodes = tuple(n.name for n in engine.wiring.nodes.values())
@@ -281,6 +279,7 @@ class Parent:
             seed,
             tuple(self._returned.nodes),
             MOST_FLYING,
+            self._ahead,
         )
         contents = self._contents(given)
         pool.begin({n.id: n.name for n in engine.wiring.nodes.values()})
@@ -431,7 +430,7 @@ class Parent:
         """Fill up; when nothing is left, have the workers give back what they have."""
         engine = self._engine
         while self._has_room() and (out := self._next()) is not None:
-            if self._stocked:
+            if self._stocked or self._ahead:
                 self._stock_up(out)
                 continue
             for told in engine.wiring.arena.take_news():
@@ -463,22 +462,21 @@ class Parent:
             self._send(w, Record(word, ints))
 
     def _stock_up(self, out: Outbox) -> None:
-        """Give instances to the worker that is to have them, wholly."""
-        engine, controller = self._engine, self._engine.controller
+        """Give workers instances ahead of time; they begin them."""
+        engine = self._engine
         deliveries, out.deliveries = out.deliveries, []
-        self._count(out)
-        news: dict[int, list[Admitted]] = {}
-        for told in engine.wiring.arena.take_news():
-            news.setdefault(told.copy, []).append(told)
-        for copy, some in news.items():
-            w = engine.homes.of_copy(copy)[0]
-            for told in some[:-1]:  # as when instances came one by one
-                self._send(w, admitted_to_record(told))
-            rows = [d for d in deliveries if engine.homes.of_node[d.node] == w]
-            slots = join_arrays([told.slots for told in some])
-            elsewhere = controller.trained - int(self._finished[copy])
-            lot = Lot(slots, controller.waits_for(slots), elsewhere, rows)
-            self._send(w, lot_to_record(some[-1], lot))
+        if self._stocked:
+            self._count(out)
+            news = engine.wiring.arena.take_news()
+            lots = whole_lots(engine, news, deliveries, self._finished)
+        else:
+            news = engine.wiring.arena.take_news()
+            lots = partial_lots(engine, news, deliveries, self._there)
+            engine.go_ahead(bytes_each(news, deliveries))
+        for w, record in lots:
+            self._send(w, record)
+        if not self._stocked:  # it tells of those that have finished as they were admitted
+            self._count(out)
 
     def _send(self, to: int, record: Record) -> None:
         assert self._transport is not None

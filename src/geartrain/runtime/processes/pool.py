@@ -34,6 +34,7 @@ from geartrain.runtime.processes.memory import (
 from geartrain.runtime.processes.server import ForkServer
 from geartrain.transport.common import AREA_BYTES
 from geartrain.transport.link import Transport
+from geartrain.transport.rings import Bells, Rings, bytes_of_rings, clear_rings
 
 _LOOK_S: Final = 0.25  # between two looks at whether workers are stopped
 _STOPPED_LOOKS: Final = 12
@@ -53,10 +54,12 @@ class WorkerProcess(AbstractMember):
         pid: Its number.
         control: The channel to it.
         shared: What may be given to it.
+        bells: By which processes wake one another, of all of them.
     """
 
-    def __init__(self, pid: int, control: Control, shared: SharedTensors) -> None:
+    def __init__(self, pid: int, control: Control, shared: SharedTensors, bells: Bells) -> None:
         self.pid, self.control, self._shared = pid, control, shared
+        self._bells = bells.fds  # that it has not been given
         self._regions: set[int] = set()  # that it has been given
         control.socket.settimeout(_WAIT_S)
         control.meanwhile = self._wait
@@ -70,7 +73,9 @@ class WorkerProcess(AbstractMember):
         fresh = [k for k in here if k not in self._regions]
         said = {"fresh": fresh, "gone": sorted(self._regions - here.keys())}
         self._regions = {*here}
-        self.control.send(json.dumps(said).encode(), [here[k].fd for k in fresh])
+        fds = [*(here[k].fd for k in fresh), *self._bells]
+        self.control.send(json.dumps(said).encode(), fds)
+        self._bells = ()
         self.control.send(content)
 
     def send(self, content: bytes) -> None:
@@ -98,11 +103,14 @@ class Pool(AbstractPool):
         self.server = ForkServer.of_this_process()
         self.shared = SharedTensors()
         self._notes = self.shared.add(NOTE_BYTES * workers).bytes.view(torch.int64)
-        self._common = self.shared.add(AREA_BYTES * (workers + 1)).bytes
+        n = workers + 1
+        self._common = self.shared.add(AREA_BYTES * n).bytes
+        self._rings = self.shared.add(bytes_of_rings(n)).bytes.numpy()
+        self._bells = Bells.make(n)
         self.nodes: Mapping[int, str] = {}
         # Bare sockets: members know their pass, and by it the pool, which would never be dropped.
         self._channels: list[socket.socket] = []
-        self._end = weakref.finalize(self, _end, self._channels, os.getpid())
+        self._end = weakref.finalize(self, _end, self._channels, self._bells, os.getpid())
         self.members = []
         try:
             for w in range(workers):
@@ -117,7 +125,7 @@ class Pool(AbstractPool):
     def _fork(self, w: int) -> WorkerProcess:
         pid, control = self.server.fork(w)
         self._channels.append(control.socket)
-        return WorkerProcess(pid, control, self.shared)
+        return WorkerProcess(pid, control, self.shared, self._bells)
 
     @property
     def alive(self) -> bool:
@@ -143,7 +151,9 @@ class Pool(AbstractPool):
     def transport(self, place: tuple[str | None, int]) -> Transport:
         n = len(self.members)
         common = common_of(self._common, n, n + 1)
-        return Transport(n, n + 1, self.server.folder, place[1], common=common)
+        clear_rings(self._rings, n + 1)  # of the pass before, which is over in all workers
+        rings = Rings.if_possible(self._rings, n, n + 1, self._bells)
+        return Transport(n, n + 1, self.server.folder, place[1], common=common, rings=rings)
 
     def join(self, transport: Transport, told: Sequence[Mapping[str, Any]]) -> bytes:
         return b"go"  # socket files have names that all know
@@ -260,11 +270,12 @@ class Pool(AbstractPool):
         return False
 
 
-def _end(channels: Sequence[socket.socket], owner: int) -> None:
+def _end(channels: Sequence[socket.socket], bells: Bells, owner: int) -> None:
     """Idle workers end as their channel is closed; others are killed, and have died before."""
     if os.getpid() == owner:  # and not a process that has been forked from it
         for channel in channels:
             end(channel)
+        bells.close()
 
 
 def how_ended(status: int) -> tuple[str, str]:
