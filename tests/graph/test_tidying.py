@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from geartrain.native.heap import LATER_S, SOON_S
 from geartrain.nodes.loop import listing
 from geartrain.nodes.loop.kernels import LoopKernels
 from geartrain.nodes.loop.listing import Listing
@@ -20,12 +21,11 @@ def _turn(calls: int, made: int | None) -> Any:
 def test_the_heap_gives_back_when_fewer_calls_are_made_one_by_one_than_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given: list[int] = []
-    monkeypatch.setattr(listing, "heap", SimpleNamespace(give_back=lambda: given.append(1)))
+    given: list[float] = []
+    monkeypatch.setattr(listing, "heap", SimpleNamespace(give_back=given.append))
     one = Listing([], LoopKernels([]), ahead=True)
     turns = [(30, None), (30, None), (30, 20), (30, 30), (40, 40), (40, 30)]
-    found = []
     for calls, made in turns:
+        given.append(0)
         one.tidy(_turn(calls, made))
-        found.append(len(given))
-    assert found == [0, 0, 1, 2, 2, 2]
+    assert given == [0, 0, 0, SOON_S, 0, SOON_S, 0, LATER_S, 0]

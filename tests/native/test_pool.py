@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from geartrain.native.heap import PAUSE_S, Heap
+from geartrain.native.heap import LATER_S, SOON_S, Heap
 from geartrain.native.pool import LEAST, MemoryPool
 
 ROWS = LEAST // 256
@@ -87,9 +87,11 @@ def test_malloc_is_asked_once_and_not_again_a_moment_later() -> None:
     asked: list[int] = []
     clock = [10.0]
     heap = Heap(asked.append, lambda: clock[0])
-    heap.give_back()
-    heap.give_back()
+    heap.give_back(LATER_S)
+    heap.give_back(SOON_S)
     assert asked == [0]
-    clock[0] += 2 * PAUSE_S
-    heap.give_back()
+    clock[0] += 2 * SOON_S
+    heap.give_back(LATER_S)
+    assert asked == [0]
+    heap.give_back(SOON_S)
     assert asked == [0, 0]

@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Final, final
 
-PAUSE_S: Final = 0.1
-"""Seconds from one time to the next: it takes half a millisecond and more, and pages that are
-wanted again come more slowly than they go, which who fits for a moment each time would feel."""
+SOON_S: Final = 0.1
+"""Seconds since the last time, where something is over that leaves much: calls were tried."""
+
+LATER_S: Final = 1.0
+"""Where nothing of the kind is, and the heap has pieces all the same. Pages that are wanted again
+come more slowly than they go."""
 
 
 @final
@@ -31,17 +34,17 @@ class Heap:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trim = trim or getattr(ctypes.CDLL(None), "malloc_trim", None)
-        self._now_s, self._due_s = now_s, 0.0
+        self._now_s, self._last_s = now_s, float("-inf")
         self._lock = threading.Lock()
 
-    def give_back(self) -> None:
-        """Do so, unless it has been done a moment ago, or another thread is doing it."""
+    def give_back(self, pause_s: float) -> None:
+        """Do so, unless that was done not so many seconds ago, or another thread is doing it."""
         if self._trim is None or not self._lock.acquire(blocking=False):
             return
         try:
-            if self._now_s() >= self._due_s:
+            if self._now_s() >= self._last_s + pause_s:
                 self._trim(0)
-                self._due_s = self._now_s() + PAUSE_S
+                self._last_s = self._now_s()
         finally:
             self._lock.release()
 

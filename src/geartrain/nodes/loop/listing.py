@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, final
 
-from geartrain.native.heap import heap
+from geartrain.native.heap import LATER_S, SOON_S, heap
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.kernels import LoopKernels
 from geartrain.nodes.loop.native import STORES, NativeCalls
@@ -86,11 +86,13 @@ class Listing:
 
     def tidy(self, turn: Turn) -> None:
         """A turn has come back: where fewer of its calls were made one by one than of the turn
-        before, what those had of the heap goes back to the system."""
+        before, what those had of the heap goes back to the system; now and then, where none was."""
         made = 0 if turn.native is None else turn.native.count
         before, self._by_itself = self._by_itself, len(turn.plan.calls) - made
         if before is not None and self._by_itself < before:
-            heap.give_back()
+            heap.give_back(SOON_S)
+        elif not self._by_itself:
+            heap.give_back(LATER_S)
 
     def end(self, turn: Turn) -> None:
         """Remember how many rows a turn had that was not planned, for the next one."""

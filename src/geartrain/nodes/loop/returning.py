@@ -41,7 +41,6 @@ class Returning:
         "_held",
         "_local",
         "_n",
-        "_passing",
         "_records",
         "_sums",
         "_updates",
@@ -73,11 +72,10 @@ class Returning:
         if self._updates is not None and layout.form.split:
             several = int(self._updates.max()) + 1
             at_updates = pointer(self._updates) - self._updates.itemsize * first
-        self._arena, self._sums = RowMemory(layout.back_blocks, n), layout.sums(several)
         most = max([record[1] for record in records])
-        passing = self._passing = RowMemory(layout.passing_blocks, most)
-        arena, back, sums = module.arena, self._arena, self._sums
-        layout.place_back(arena, back, passing, first, sums, held, gradients)
+        self._arena = RowMemory(layout.back_blocks, n, layout.passing_blocks, most)
+        self._sums = layout.sums(several)
+        layout.place_back(module.arena, self._arena, first, self._sums, held, gradients)
         self._wanted = np.zeros(n, np.uint8)
         # Where both would lie if they began with the first row of the module.
         self.words = pointer(self._wanted) - first, 0, at_updates

@@ -60,16 +60,24 @@ class RowMemory:
     Args:
         blocks: They.
         rows: How many each has room for.
+        passing: Others behind them.
+        most: Rows that each of those has room for.
     """
 
     __slots__ = ("_blocks", "_memory", "_typed", "begins", "pointers", "rows")
 
-    def __init__(self, blocks: Sequence[Block], rows: int) -> None:
+    def __init__(
+        self, blocks: Sequence[Block], rows: int, passing: Sequence[Block] = (), most: int = 0
+    ) -> None:
         self._blocks, self.rows = blocks, rows
         self.begins, total = [], 0
         for block in blocks:
             self.begins.append(total)
             size = rows * block.row
+            total += size + -size % _LINE
+        for block in passing:
+            self.begins.append(total)
+            size = most * block.row
             total += size + -size % _LINE
         self._memory = pool.shared.empty((total,), torch.uint8)
         self._typed = {torch.uint8: self._memory}
@@ -343,7 +351,6 @@ class CallLayout:
         self,
         arena: RowMemory,
         back: RowMemory,
-        passing: RowMemory,
         first: int,
         sums: Sequence[Tensor | None],
         held: FiringTensors,
@@ -353,8 +360,7 @@ class CallLayout:
 
         Args:
             arena: Of the rows of this turn.
-            back: Of the rows from ``first`` on that go back now.
-            passing: Of those of any one call.
+            back: Of the rows from ``first`` on that go back now, and behind that of any one call.
             first: Their first.
             sums: By what is made, where rows are added up in it.
             held: The tensors of the turn.
@@ -380,7 +386,7 @@ class CallLayout:
             if total is not None:
                 return total.data_ptr()
             if self._passes[m]:
-                return passing.pointers[block]
+                return back.pointers[len(self.back_blocks) + block]
             return back.pointers[block] - first * self.back_blocks[block].row
 
         for k, slot, *_ in routine.given:
