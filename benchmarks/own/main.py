@@ -31,6 +31,9 @@ from benchmarks.peers.figures import Document, Spread, machine
 CHECKED: Final = 6
 """Instances on which gradients are compared."""
 MIB: Final = 1 << 20
+PASSES: Final = 5
+"""Of a process whose memory is read."""
+WHENS: Final = {"first_mib": "first pass", "later_mib": f"pass {PASSES}"}
 
 
 def systems_of(in_flight: Sequence[int], update: int) -> list[System]:
@@ -51,8 +54,6 @@ def measure(name: str, given: argparse.Namespace) -> Document:
     worst = require_equal_gradients(program, program.generate(CHECKED, seed=99))
     print(f"{name}: gradients agree within {worst:.0e}", file=sys.stderr)
     systems = systems_of(given.in_flight, given.update)
-    trained = [_trained(name, system, given) for system in systems]
-    items = program.generate(given.instances, seed=1)
     document: Document = {
         "program": name,
         "told": program.told,
@@ -60,6 +61,22 @@ def measure(name: str, given: argparse.Namespace) -> Document:
         "gradients_within": worst,
         "systems": [{"name": s.name, "runs": []} for s in systems],
     }
+    if given.rounds:
+        _run_rounds(document, name, systems, given)
+    if given.memory:
+        for place, system in enumerate(systems):
+            if system.way != "plain":  # which is compared by nobody
+                document["systems"][place] |= grown_by(name, place, given)
+    return document
+
+
+def _run_rounds(
+    document: Document, name: str, systems: Sequence[System], given: argparse.Namespace
+) -> None:
+    """Have the systems take turns, and write down how they did, and the firings."""
+    program = PROGRAMS[name](16)
+    trained = [_trained(name, system, given) for system in systems]
+    items = program.generate(given.instances, seed=1)
     given_to = _warmed(trained, items, given)
     for number in range(1, given.rounds + 1):
         places = range(len(trained))
@@ -81,10 +98,6 @@ def measure(name: str, given: argparse.Namespace) -> Document:
     for place, one in enumerate(trained):
         if one.system.way == "ours":
             document["systems"][place]["firings"] = one.firings(given_to[place])
-    if given.memory:
-        for place in range(len(trained)):
-            document["systems"][place]["peak_mib"] = peak_of(name, place, given)
-    return document
 
 
 def _warmed(
@@ -118,8 +131,8 @@ def _trained(name: str, system: System, given: argparse.Namespace) -> Trained:
     return Trained(name, system, given.width, given.keep, by_rows=given.rows)
 
 
-def peak_of(name: str, place: int, given: argparse.Namespace) -> float:
-    """MiB that one system's process has grown by, at its peak, while it trained a pass."""
+def grown_by(name: str, place: int, given: argparse.Namespace) -> Document:
+    """MiB that one system's process has grown by, at its peak, in its first pass and in a later."""
     command = [
         *(sys.executable, "-m", "benchmarks.own.main", "--only", name, "--child", str(place)),
         *("--in-flight", ",".join(map(str, given.in_flight)), "--update", str(given.update)),
@@ -131,21 +144,27 @@ def peak_of(name: str, place: int, given: argparse.Namespace) -> float:
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1]}")
-    return float(json.loads(done.stdout)["peak_mib"])
+    found: Document = json.loads(done.stdout)
+    return found
 
 
 def child(name: str, place: int, given: argparse.Namespace) -> None:
-    """Train a pass in this process and tell by how much it has grown."""
+    """Train some passes in this process and tell by how much it has grown.
+
+    The first pass has in it what comes once: modules are traced, and ways to compute them tried. In
+    a later one there is all that the process has kept since it began, and what a pass takes.
+    """
     one = _trained(name, systems_of(given.in_flight, given.update)[place], given)
     items = one.program.generate(given.plain if one.system.way == "plain" else given.instances, 1)
     prepared, warm = one.prepare(items), one.prepare(items[:2])
     one(warm)
-    # The peak that getrusage tells begins with that of the process this one was begun by.
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _resident()
-    one(prepared)
-    peak = _peak()
-    print(json.dumps({"peak_mib": max(peak - before, 0) / MIB}))
+    before, peaks = _resident(), []
+    for _ in range(PASSES):
+        # The peak that getrusage tells begins with that of the process this one was begun by.
+        Path("/proc/self/clear_refs").write_text("5")
+        one(prepared)
+        peaks.append(max(_peak() - before, 0) / MIB)
+    print(json.dumps({"first_mib": peaks[0], "later_mib": peaks[-1]}))
 
 
 def _resident() -> int:
@@ -175,9 +194,10 @@ def ratios(program: Document, one: str, other: str) -> Spread:
     return spread
 
 
-def memory_of(program: Document, one: str, other: str) -> str:
-    """What two systems' processes grew by; nothing where that was not measured."""
-    grown = {s["name"]: s["peak_mib"] for s in program["systems"] if "peak_mib" in s}
+def memory_of(program: Document, one: str, other: str, when: str) -> str:
+    """What two systems' processes grew by, ``first_mib`` or ``later_mib``; nothing where that was
+    not measured."""
+    grown = {s["name"]: s[when] for s in program["systems"] if when in s}
     if one not in grown or other not in grown:
         return ""
     return f"{grown[one]:.0f} to {grown[other]:.0f} MiB"
@@ -187,11 +207,15 @@ def markdown(document: Document) -> Iterator[str]:
     """Ratios of all programs, and a table of each."""
     first = document["programs"][0]
     pairs = pairs_of(first)
+    if not first["systems"][0]["runs"]:
+        yield from _memory_alone(document, pairs)
+        return
     plain = next(s["name"] for s in first["systems"] if s["name"].startswith("plain"))
     heads = ["program", "looks", *(f"{a} : {b}" for a, b in pairs)]
     heads += [f"{a} : {plain}" for a, _ in pairs[:1]] + ["rows a firing"]
-    memory = any("peak_mib" in s for p in document["programs"] for s in p["systems"])
-    heads += [f"memory {a} to {b}" for a, b in pairs] * memory
+    memory = any("first_mib" in s for p in document["programs"] for s in p["systems"])
+    whens = WHENS if memory else {}
+    heads += [f"memory, {told}, {a} to {b}" for told in whens.values() for a, b in pairs]
     yield f"| {' | '.join(heads)} |"
     yield "|---" * len(heads) + "|"
     for program in document["programs"]:
@@ -201,18 +225,31 @@ def markdown(document: Document) -> Iterator[str]:
         cells.append(
             ", ".join(f"{_rows(s['firings']):.0f}" for s in program["systems"] if "firings" in s)
         )
-        cells += [memory_of(program, a, b) for a, b in pairs] * memory
+        cells += [memory_of(program, a, b, when) for when in whens for a, b in pairs]
         yield f"| {' | '.join(cells)} |"
     for program in document["programs"]:
         yield from _program(program)
 
 
+def _memory_alone(document: Document, pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """The memory of all programs, where nothing else was measured."""
+    heads = [f"{told}, {a} to {b}" for told in WHENS.values() for a, b in pairs]
+    yield f"| {' | '.join(['program', *heads])} |"
+    yield "|---" * (len(heads) + 1) + "|"
+    for program in document["programs"]:
+        cells = [memory_of(program, a, b, when) for when in WHENS for a, b in pairs]
+        yield f"| {' | '.join([program['program'], *cells])} |"
+
+
 def _program(program: Document) -> Iterator[str]:
     yield from ("", f"**{program['program']}**, {program['told']}; gradients agree within "
                 f"{program['gradients_within']:.0e}", "")  # fmt: skip
-    memory = any("peak_mib" in s for s in program["systems"])
+    memory = any("first_mib" in s for s in program["systems"])
     heads = ["system", "instances/s, median", "min to max", "updates asked", "made"]
-    heads += ["loss, first to last round", "firings", "rows a firing"] + ["MiB more"] * memory
+    heads += ["loss, first to last round", "firings", "rows a firing"] + [
+        "MiB more, first pass",
+        "later",
+    ] * memory
     yield f"| {' | '.join(heads)} |"
     yield "|---" * len(heads) + "|"
     for system in program["systems"]:
@@ -231,7 +268,8 @@ def _program(program: Document) -> Iterator[str]:
             "" if fired is None else f"{sum(n for n, _ in fired.values()):,}",
             "" if fired is None else f"{_rows(fired):.1f}",
         ]
-        cells += [f"{system['peak_mib']:.0f}"] if memory else []
+        grown = [system.get(when) for when in WHENS] if memory else []
+        cells += ["" if mib is None else f"{mib:.0f}" for mib in grown]
         yield f"| {' | '.join(cells)} |"
 
 
@@ -255,7 +293,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(PROGRAMS))
     parser.add_argument("--in-flight", type=_numbers, default=[64, 256])
     parser.add_argument("--update", type=int, default=64, help="instances of an update")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="0: of --memory alone")
     parser.add_argument("--instances", type=int, default=1024, help="of a round")
     parser.add_argument(
         "--warm", type=int, default=0, help="passes of each system before the rounds that count"
@@ -282,9 +320,10 @@ def lines(program: dict[str, Any]) -> Iterator[str]:
     """A program in a few lines."""
     yield f"{program['program']} ({program['told']})"
     for a, b in pairs_of(program):
-        memory = memory_of(program, a, b)
-        told = f"; grows by {memory}" if memory else ""
-        yield f"  {a:14} : {b:10} {_told(ratios(program, a, b))}{told}"
+        grown = [memory_of(program, a, b, when) for when in WHENS]
+        told = f"; grows by {grown[0]}, later {grown[1]}" if all(grown) else ""
+        ratio = _told(ratios(program, a, b)) if program["systems"][0]["runs"] else "not measured"
+        yield f"  {a:14} : {b:10} {ratio}{told}"
 
 
 def main(words: Sequence[str] | None = None) -> None:

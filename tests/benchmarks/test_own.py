@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -94,8 +95,24 @@ def test_ours_is_compared_with_hand_at_as_many_updates_within_rounds() -> None:
 def test_memory_is_told_beside_that_of_batching_by_hand_where_it_was_measured() -> None:
     run = {"rate": 1.0, "loss": 1.0, "asked": 1, "updates": [1, 1]}
     grown = {"ours 64/64": 30.2, "hand 64": 20.0, "plain 64": 1.0}
-    systems = [{"name": name, "peak_mib": mib, "runs": [run]} for name, mib in grown.items()]
+    systems: list[dict[str, Any]] = [
+        {"name": name, "first_mib": mib, "later_mib": mib - 1, "runs": [run]}
+        for name, mib in grown.items()
+    ]
     program = {"program": "exits", "told": "refinement", "looks": True, "systems": systems}
-    assert list(own.lines(program))[1].endswith("1.00 (1.00 to 1.00); grows by 30 to 20 MiB")
-    del systems[1]["peak_mib"]
+    told = "1.00 (1.00 to 1.00); grows by 30 to 20 MiB, later 29 to 19 MiB"
+    assert list(own.lines(program))[1].endswith(told)
+    del systems[1]["first_mib"]
     assert list(own.lines(program))[1].endswith("1.00 (1.00 to 1.00)")
+
+
+def test_memory_alone_is_a_table_of_both_passes() -> None:
+    systems = [
+        {"name": "ours 64/64", "first_mib": 30.2, "later_mib": 12.0, "runs": []},
+        {"name": "hand 64", "first_mib": 20.0, "later_mib": 21.0, "runs": []},
+        {"name": "plain 64", "runs": []},
+    ]
+    program = {"program": "exits", "told": "refinement", "looks": True, "systems": systems}
+    lines = list(own.markdown({"programs": [program]}))
+    assert lines[0].startswith("| program | first pass, ours 64/64 to hand 64 | pass 5, ours")
+    assert lines[2:] == ["| exits | 30 to 20 MiB | 12 to 21 MiB |"]

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geartrain.errors import LeakError, ProtocolError
-from geartrain.frames.rows import Ranges, RowStore
+from geartrain.frames.rows import RowStore
+from geartrain.native.ranges import Ranges
 
 
 @given(data=st.data())

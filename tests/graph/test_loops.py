@@ -21,7 +21,7 @@ from geartrain.graph.graph import Graph
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.loop.members import Sides
 from geartrain.nodes.loop.node import LoopNode
-from geartrain.nodes.loop.tensors import TapeTensors
+from geartrain.nodes.loop.pieces import TapeTensors
 from geartrain.nodes.loop.turn import KeptCall
 from geartrain.parts.rules import Rules
 from geartrain.parts.triggers import Flush, Instances, Rows

@@ -369,6 +369,13 @@ def test_members_of_a_group_that_read_different_bundles_are_refused():
         session.fit([gt.Instance({"x": torch.ones(2, H)})], epochs=1)
 
 
+def test_a_bundle_of_more_tensors_than_a_number_has_bits_is_refused():
+    payload, one = (torch.ones(1, 1),) * 63, np.array([1])
+    Held("memory").hold(payload, np.array([5]), one, sums=True)
+    with pytest.raises(GraphError, match="at most 63"):
+        Held("memory").hold((*payload, payload[0]), np.array([5]), one, sums=True)
+
+
 def test_a_bundle_of_twenty_tensors_keeps_each_apart_from_the_sums_of_all():
     held, handles = Held("memory"), np.zeros(1, np.int64)
     payload = tuple(torch.full((2, 1), float(j)) for j in range(20))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geartrain.errors import WorkerError
+from geartrain.errors import GeartrainError, WorkerError
 from geartrain.frames.instance import Instance
-from geartrain.graph.graph import Graph, Stream
+from geartrain.graph.graph import Graph
 from geartrain.native import calls, library
 from geartrain.nodes.loop import native
 from geartrain.nodes.loop.module import NativeKept
 from geartrain.nodes.loop.node import LoopNode
+from geartrain.nodes.loop.reads import Read
 from geartrain.nodes.loop.tables import CallLayout
 from geartrain.nodes.loop.turn import KeptCall
+from tests.rigs.called import (
+    CASES,
+    WIDTH,
+    Rooted,
+    Start,
+    cell,
+    sets,
+    squared,
+    turning,
+)
 from tests.rigs.passes import Order, accumulate, assert_same_gradients, one_pass
 
-WIDTH = 4
 FEW = Order(max_active=3)
 ORDERS = [FEW, Order(policy="random", seed=3, max_active=2), Order("threads", 2, max_active=3)]
 
@@ -32,184 +42,6 @@ ORDERS = [FEW, Order(policy="random", seed=3, max_active=2), Order("threads", 2,
 def _in_c() -> None:
     if library.current() is None:
         pytest.skip("there are no kernels in C")
-
-
-def squared(x: Tensor) -> Tensor:
-    return x.square().flatten(1).sum(1)
-
-
-def linear(into: int = WIDTH, out: int = WIDTH) -> nn.Module:
-    return nn.Linear(into, out).double()
-
-
-class Gated(nn.Module):
-    """Two states in, two out, the second by way of the first alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gates, self.words = nn.Linear(WIDTH, 2 * WIDTH), nn.Embedding(5, WIDTH)
-
-    def forward(self, h: Tensor, c: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = self.gates(h + self.words(word)).chunk(2, 1)
-        c = torch.sigmoid(a) * c + torch.tanh(b)
-        return torch.tanh(c), c
-
-
-class Start(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.map = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.tanh(self.map(x)), x
-
-
-class Rooted(Start):
-    """Of what is negative it makes what is no number."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return super().forward(x.sqrt())
-
-
-class Beside(nn.Module):
-    """What it was given goes on beside what it makes of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.map = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.tanh(self.map(h)) + x, x
-
-
-class Stacked(nn.Module):
-    """Of two rows that lie side by side, one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.map = nn.Linear(2 * WIDTH, WIDTH)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return torch.tanh(self.map(h.flatten(1)))
-
-
-def random_trees(arity: int | None) -> list[Instance]:
-    """Of at most so many children each; or of just two or none."""
-    rng = np.random.default_rng(5)
-    found = []
-    for size in (1, 5, 9, 15, 3):
-        if arity is None:
-            parent = (
-                rng.integers(0, np.maximum(np.arange(size), 1)) if size > 1 else np.zeros(1, int)
-            )
-        else:
-            parent = (np.arange(size) - 1) // 2
-        parent[0] = -1
-        children = np.bincount(parent[1:], minlength=size) if size > 1 else np.zeros(1, int)
-        leaves = np.flatnonzero(children == 0)
-        columns = {
-            "parent": parent,
-            "siblings": np.where(parent < 0, 1, children[parent]),
-            "slot": np.array([int((parent[:v] == parent[v]).sum()) for v in range(size)]),
-            "token": rng.integers(0, 5, size),
-        }
-        rows = torch.from_numpy(rng.standard_normal((leaves.size, WIDTH)))
-        found.append(Instance({"x": (rows, leaves)}, columns))
-    return found
-
-
-def tree(how: str, run: str) -> Graph:
-    """Children meet in a parent, as a sum, a mean or a stack."""
-    graph = Graph(vertex=("parent", "siblings", "slot", "token"))
-    nodes = graph.loop(name="nodes", run=run)  # type: ignore[arg-type]
-    own = {"keep": "activations"}
-    nodes.join(graph.input("x").through(Start().double(), name="leaf", **own))
-    inner, root = nodes.where(lambda m: m.parent >= 0)
-    above = {"vertex": lambda m: m.parent}
-    met = inner.group(by=above, size="siblings", order="slot", how=how, name="met")  # type: ignore[arg-type]
-    if how == "stack":
-        met = met.through(Stacked().double(), take=0, name="cell", **own)
-        nodes.join(met.through(Start().double(), name="two", **own))
-    else:
-        nodes.join(met.through(Gated().double(), name="cell", read="token", **own))
-    nodes.through(linear(), name="readout", take=0).loss(squared, name="each")
-    root.through(linear(), name="last", take=1).loss(squared)
-    return graph
-
-
-def turning(make: Callable[[Stream, Graph], Stream], run: str, **where: Any) -> Graph:
-    """A state of two tensors goes round as often as its instance says, or it decides."""
-    graph = Graph(vertex=("token",), value=("turns",))
-    state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
-    own = {"keep": "activations"}
-    state.join(graph.input("x", turn=0).through(Start().double(), name="first", **own))
-    step = make(state, graph).move(turn=lambda m: m.turn + 1)
-    again = where.get("again", lambda m: m.turn < m.turns)
-    more, done = step.where(again, name="again")
-    state.join(more)
-    done.loss(lambda h, c: squared(h) + squared(c) if where.get("both", True) else squared(h))
-    return graph
-
-
-def cell(state: Stream, graph: Graph) -> Stream:
-    return state.through(Gated().double(), name="cell", read="token", keep="activations")
-
-
-def passed(state: Stream, graph: Graph) -> Stream:
-    return state.through(Beside().double(), name="cell", keep="activations")
-
-
-def joined(state: Stream, graph: Graph) -> Stream:
-    """Both tensors go different ways, are put side by side, and taken apart."""
-    one = state.through(linear(), take=0, name="one")
-    other = state.through(linear(), take=1, name="other")
-    mixed = graph.concat(one, other, on=("vertex", "turn"), name="both").through(
-        linear(2 * WIDTH, 2 * WIDTH), name="mixed"
-    )
-    a, b = mixed.split(WIDTH, WIDTH)
-    return graph.concat(a, b.detach(), on=("vertex", "turn"), how="tuple", name="again with")
-
-
-def routed(state: Stream, graph: Graph) -> Stream:
-    """One of two experts, as the payload says."""
-    some, others = state.where(lambda m: m.payload[0][:, 0] > 0, name="sign")
-    ways = [
-        way.through(Gated().double(), name=f"expert {k}", read="token", keep="activations")
-        for k, way in enumerate((some, others))
-    ]
-    return graph.merge(*ways)
-
-
-def unsure(m: Any) -> Any:
-    """Goes on as long as the payload says so, at most nine times."""
-    more = (m.payload[0][:, 0].abs() > 0.05).numpy()
-    return more & (m.turn < 9)
-
-
-def sets(rows: int = 3) -> list[Instance]:
-    rng = np.random.default_rng(2)
-    return [
-        Instance(
-            {"x": torch.from_numpy(rng.standard_normal((rows, WIDTH)))},
-            {"token": rng.integers(0, 5, rows)},
-            value={"turns": n},
-        )
-        for n in (3, 1, 4, 1, 5, 2)
-    ]
-
-
-CASES: dict[str, tuple[Callable[[str], Graph], Callable[[], list[Instance]]]] = {
-    "sums of children": (lambda run: tree("sum", run), lambda: random_trees(None)),
-    "means of children": (lambda run: tree("mean", run), lambda: random_trees(None)),
-    "children side by side": (lambda run: tree("stack", run), lambda: random_trees(2)),
-    "a cell that reads words": (lambda run: turning(cell, run), sets),
-    "an input that goes on": (lambda run: turning(passed, run), sets),
-    "tensors put side by side": (lambda run: turning(joined, run), sets),
-    "an output that nobody reads": (lambda run: turning(cell, run, both=False), sets),
-    "experts by payload": (lambda run: turning(routed, run), sets),
-    "a loop that decides": (lambda run: turning(cell, run, again=unsure), sets),
-    "experts in a loop that decides": (lambda run: turning(routed, run, again=unsure), sets),
-}
 
 
 def both(name: str, order: Order = FEW) -> tuple[Any, Any]:
@@ -245,8 +77,9 @@ def test_gradients_are_those_of_steps_and_c_has_made_calls(
 ) -> None:
     whole, steps = both(name, order)
     assert_same_gradients(whole.gradients, steps.gradients)
-    assert made["forward"] > 0
-    assert made["forward"] == made["backward"]
+    assert 0 < made["backward"] <= made["forward"]
+    if "in flight" not in name:  # instances may come back apart
+        assert made["forward"] == made["backward"]
 
 
 def test_rows_that_got_a_gradient_are_counted_as_by_steps() -> None:
@@ -277,6 +110,61 @@ def test_buffers_grow_where_more_rows_come_than_were_expected() -> None:
         torch.manual_seed(1)
         found.append(accumulate(make(run), many, order).gradients)
     assert_same_gradients(*found)
+
+
+BESIDE = {"experts in a loop that decides", "experts by payload", "tensors put side by side"}
+"""Cases in which something else than C makes some calls."""
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - BESIDE))
+def test_c_makes_all_calls_of_a_loop_once_there_are_programs(name: str) -> None:
+    kept: list[list[Any]] = []
+    before = LoopNode._take_back
+
+    def take_back(self: LoopNode, turn: Any, *rest: Any, **more: Any) -> None:
+        kept.append(list(turn.kept))
+        before(self, turn, *rest, **more)
+
+    make, data = CASES[name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoopNode, "_take_back", take_back)
+        accumulate(make("whole"), data(), FEW)
+    assert len(kept) > 1
+    assert all(isinstance(one, NativeKept) for turn in kept[1:] for one in turn if one is not None)
+
+
+def test_room_for_row_numbers_is_made_anew_where_more_come_than_it_has(
+    monkeypatch: pytest.MonkeyPatch, made: dict[str, int]
+) -> None:
+    """Of a loop that decides they are copied to where they stay."""
+    monkeypatch.setattr(native, "_POOL", native._WORDS + 8)
+    whole, steps = both("a loop that decides")
+    assert_same_gradients(whole.gradients, steps.gradients)
+    whole, steps = both("experts in a loop that decides")
+    assert_same_gradients(whole.gradients, steps.gradients)
+    assert made["forward"] > 0
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_rows_that_are_not_there_are_refused(starts: bool) -> None:
+    before = native.NativeCalls._made_of
+
+    def harmed(read: Read) -> Read:
+        if starts and read.starts is not None:
+            falling = read.starts.copy()
+            falling[0] = read.starts[-1] + 1
+            return replace(read, starts=falling)
+        return read if starts else replace(read, rows=read.rows + (1 << 40))
+
+    def made_of(self: native.NativeCalls, stage: Any, rows: Any) -> Any:
+        tensors = before(self, stage, rows)
+        return tensors and [replace(t, reads=[*map(harmed, t.reads)]) for t in tensors]
+
+    make, data = CASES["sums of children"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native.NativeCalls, "_made_of", made_of)
+        with pytest.raises(GeartrainError, match="a row is read that is not there"):
+            accumulate(make("whole"), data(), FEW)
 
 
 def test_rows_of_which_some_get_no_gradient_teach_nothing(made: dict[str, int]) -> None:
@@ -333,6 +221,50 @@ def test_a_row_without_a_gradient_that_is_not_a_number_does_no_harm() -> None:
     assert all(bool(g.isfinite().all()) for g in found.values())
 
 
+class First(nn.Module):
+    """A state of many tensors."""
+
+    def __init__(self, many: int) -> None:
+        super().__init__()
+        self.map, self.many = nn.Linear(WIDTH, WIDTH), many
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.map(x)
+        return tuple([torch.tanh(y * (k + 1)) for k in range(self.many)])
+
+
+class All(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, *h: Tensor) -> tuple[Tensor, ...]:
+        y = torch.tanh(self.map(h[0]))
+        return y, *[x + y for x in h[1:]]
+
+
+@pytest.mark.parametrize(("many", "in_c"), [(63, True), (64, False), (70, False)])
+def test_a_state_of_more_tensors_than_a_number_has_bits_is_left_to_python(
+    many: int, in_c: bool, made: dict[str, int]
+) -> None:
+    def make(run: str) -> Graph:
+        torch.manual_seed(1)
+        graph = Graph(value=("turns",))
+        state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+        own = {"keep": "activations"}
+        state.join(graph.input("x", turn=0).through(First(many).double(), name="first", **own))
+        step = state.through(All().double(), name="all", **own).move(turn=lambda m: m.turn + 1)
+        more, done = step.where(lambda m: m.turn < m.turns)
+        state.join(more)
+        done.loss(lambda *h: sum(squared(x) for x in h))
+        return graph
+
+    data = [Instance(i.inputs, value=i.value) for i in sets(1)]
+    found = [accumulate(make(run), data, FEW).gradients for run in ("whole", "steps")]
+    assert_same_gradients(*found)
+    assert (made["backward"] > 0) == in_c
+
+
 def test_a_word_that_a_table_lacks_is_told_with_the_module_and_its_instance() -> None:
     data = sets()
     data[4] = Instance(
@@ -344,13 +276,14 @@ def test_a_word_that_a_table_lacks_is_told_with_the_module_and_its_instance() ->
         one_pass(turning(cell, "whole"), data, Order(max_active=1))
 
 
+@pytest.mark.parametrize("name", CASES)
 def test_without_kernels_in_c_calls_are_made_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, made: dict[str, int]
+    name: str, monkeypatch: pytest.MonkeyPatch, made: dict[str, int]
 ) -> None:
-    whole, _ = both("sums of children")
+    whole, _ = both(name)
     before = dict(made)
     monkeypatch.setattr(library, "_library", None)
-    alone, steps = both("sums of children")
+    alone, steps = both(name)
     assert made == before
     assert_same_gradients(alone.gradients, steps.gradients)
     assert_same_gradients(alone.gradients, whole.gradients)

@@ -194,6 +194,49 @@ def test_a_loop_by_steps_takes_nothing_with_it():
     assert not any(isinstance(node, LoopNode) for node in nodes_of(graph))
 
 
+class Mixed(nn.Module):
+    """Rows of a bundle hear of one another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, inside: gt.Inside) -> Tensor:
+        total = x.new_zeros(len(inside.lengths), WIDTH).index_add(0, inside.segment, x)
+        return torch.tanh(self.map(x + total[inside.segment]))
+
+
+def test_nothing_reaches_into_a_part_of_a_loop_that_makes_its_rows_of_bundles():
+    """Without the bundles, that loop would be all near the section beside it."""
+
+    def beside(run: str) -> gt.Graph:
+        torch.manual_seed(0)
+        maps = iter([nn.Linear(WIDTH, WIDTH).double() for _ in range(4)])
+        graph = gt.Graph(value=("steps",), run=run)
+        members = graph.input("x", step=0).group(by="instance", size=lambda m: m.size, how="bundle")
+        mixed = members.through(Mixed().double(), name="mixed", inside=True, keep="inputs")
+        rows = mixed.ungroup(index="vertex")
+        again = graph.loop(name="again")
+        again.join(rows)
+        step = again.through(next(maps), name="cell").move(step=lambda m: m.step + 1)
+        done, more = step.where(lambda m: m.step >= m.steps)
+        again.join(more)
+        done.through(next(maps), name="last", keep="graph").loss(squared, name="size")
+        first, other = rows.through(torch.sin, name="sin").where(lambda m: m.vertex % 2 == 0)
+        ways = [some.through(next(maps), name=f"way {k}") for k, some in enumerate((first, other))]
+        graph.merge(*ways).loss(squared, name="other size")
+        return graph
+
+    data = [
+        gt.Instance({"x": torch.randn(n, WIDTH, dtype=torch.float64)}, value={"steps": 1 + n % 3})
+        for n in (2, 1, 4, 3)
+    ]
+    found = names(beside("auto"))
+    assert {"again", "again door"} <= found
+    whole, steps = (accumulate(beside(run), data, Order(max_active=2)) for run in ("auto", "steps"))
+    assert_same_gradients(whole.gradients, steps.gradients)
+
+
 def test_a_target_that_is_no_class_is_told_with_loss_and_instance():
     data = [*points(3), *points(1, label=7), *points(2)]
     with pytest.raises(DataError, match=r"'loss': instance 3 has target 7, .* 0..2"):

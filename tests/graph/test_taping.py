@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import geartrain as gt
 from geartrain.errors import WorkerError
 from geartrain.nn.auto import MeasuredChoice
-from geartrain.nodes.loop import tape, tensors
+from geartrain.nodes.loop import pieces, tape
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.memory import Recalled
 from tests.rigs.passes import (
@@ -191,8 +191,8 @@ def test_a_loop_whose_graphs_are_of_no_use_stops_taping(monkeypatch):
 def test_what_goes_on_in_a_planned_loop_is_the_first_rows_of_what_was_made(monkeypatch):
     """Those that go round most often come first, so nothing is picked from everywhere."""
     made, data, picked = modules(), sets(9), []
-    selected = tensors._selected
-    monkeypatch.setattr(tensors, "_selected", lambda *given: picked.append(1) or selected(*given))
+    selected = pieces._selected
+    monkeypatch.setattr(pieces, "_selected", lambda *given: picked.append(1) or selected(*given))
     want = autograd(plain(made, data), made)
     for looks in (False, True):
         picked.clear()

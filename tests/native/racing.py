@@ -1,6 +1,7 @@
 """Run by ``test_racing``: workers as threads on kernels that watch for races.
 
-    trees, lists, molecules, vertex by vertex and whole ─► four threads ─► one another's memory?
+    trees, lists, molecules, vertex by vertex and whole; loops whose calls C makes; bundles by
+    programs; tables that meet weights ─► four threads ─► one another's memory?
 
 A program of its own, as kernels that watch themselves want the sanitizer loaded first. Arguments:
 the files of kernels, as of a path of the system, and ``train``, or ``race`` for a race on purpose.
@@ -13,17 +14,21 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 import geartrain as gt
-from geartrain.native import library
+from geartrain.native import calls, library
+from geartrain.native.ragged import RaggedSteps
 from geartrain.native.rows import add
+from geartrain.native.sums import SumsById
 from geartrain.nn import (
     GatedGraphCell,
     Tree,
@@ -31,13 +36,16 @@ from geartrain.nn import (
     TreeLSTMLeaf,
     WholeTree,
 )
+from geartrain.nn.ragged import choice
 from geartrain.nodes.loss import cross_entropy
 from geartrain.recipes import find_recipe
 from geartrain.recipes.recipe import Setting
-from tests.rigs import models
+from tests.rigs import called, models
+from tests.rigs import ragged_modules as ragged
 
 HIDDEN, WORDS, CLASSES = 16, 11, 5
 WORKERS = 4
+MADE: Counter[str] = Counter()
 
 
 def main(files: str, what: str) -> None:
@@ -49,8 +57,25 @@ def main(files: str, what: str) -> None:
     {"train": train, "race": race}[what]()
 
 
+def counted(where: Any, name: str, what: str) -> None:
+    """Count how often something is called from now on."""
+    before: Callable[..., Any] = getattr(where, name)
+
+    def counting(*args: Any, **named: Any) -> Any:
+        MADE[what] += 1
+        return before(*args, **named)
+
+    setattr(where, name, counting)
+
+
 def train() -> None:
     """Every program, with parts spread and with weights that are shared."""
+    counted(calls, "forward", "forwards")
+    counted(calls, "backward", "backwards")
+    counted(RaggedSteps, "run", "ragged")
+    counted(SumsById, "add", "sums by id")
+    choice.FIRINGS, choice.ROWS = 3, 8  # type: ignore[attr-defined,misc]
+    choice._ratio = lambda *_: 0.5
     for graph, instances in programs():
         for sharing in (gt.Alone(), gt.SharedWeights()):
             session = gt.Session(
@@ -62,6 +87,7 @@ def train() -> None:
             )
             fit = session.fit(instances, epochs=2)
             print(f"trained, loss {fit.history[-1].loss:.4f}", flush=True)
+    print("in C: " + ", ".join(f"{n} {what}" for what, n in sorted(MADE.items())), flush=True)
 
 
 def programs() -> Iterator[tuple[gt.Graph, Sequence[gt.Instance]]]:
@@ -77,6 +103,10 @@ def programs() -> Iterator[tuple[gt.Graph, Sequence[gt.Instance]]]:
         )
         yield task.graph, list(task.load("train"))
     yield molecules(), models.molecules(60, 2)
+    make, data = called.CASES["sums of children"]
+    yield make("whole"), data() * 12
+    yield called.turning(called.tagged, "whole"), called.sets() * 10
+    yield bundled(), sets(60)
 
 
 def trees(whole: bool) -> gt.Graph:
@@ -111,6 +141,24 @@ def molecules() -> gt.Graph:
     h = h.through(nn.Linear(models.H, 1).double(), name="readout")
     h.loss(models.squared, "aim")
     return graph
+
+
+def bundled() -> gt.Graph:
+    """Rows hear of their bundle, and are pooled."""
+    torch.manual_seed(0)
+    graph = gt.Graph()
+    x = graph.input("x", bundle=True)
+    x = x.through(ragged.Mix().double(), name="mix", inside=True)
+    pooled = x.through(ragged.Pool().double(), name="pool", inside=True, pool=True)
+    pooled.loss(called.squared)
+    return graph
+
+
+def sets(n: int) -> list[gt.Instance]:
+    """Of two to five rows."""
+    torch.manual_seed(3)
+    rows = [torch.randn(2 + k % 4, ragged.H, dtype=torch.float64) for k in range(n)]
+    return [gt.Instance({"x": x}) for x in rows]
 
 
 def race() -> None:

@@ -15,7 +15,7 @@ from tests.rigs.programs import Nursery, Program
 
 PROGRAM = Path(__file__).with_name("hostile.py")
 WATCHING = "gcc -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
-CASES = 360
+CASES = 540
 FORKED = """
 import runpy, sys
 sys.argv.pop(0)
@@ -47,14 +47,17 @@ def output_of(command: list[str], **more: str) -> str:
 def run(*arguments: object, **more: str) -> None:
     """All cases are right or refused, and nothing has ended the program."""
     said = output_of([sys.executable, str(PROGRAM), *map(str, arguments)], **more).splitlines()
-    assert said[-1].endswith(", 0 wrong"), "\n".join(said[-60:])
+    wrong = [line for line in said if line.startswith("WRONG")]
+    assert said[-1].endswith(", 0 wrong"), "\n".join([*wrong, *said[-60:]])
+    for asked in ("forwards", "backwards", "ragged", "products of sums"):
+        assert re.search(rf"\d+ {asked}", said[-2]), said[-2]
 
 
 def test_a_few_cases_are_right_or_refused(
     native: library.Library, nursery: Nursery, tmp_path: Path
 ) -> None:
     files = os.pathsep.join(map(str, native.paths))
-    program = Program(nursery, tmp_path / "cases", FORKED, PROGRAM, 0, 0, 24, files)
+    program = Program(nursery, tmp_path / "cases", FORKED, PROGRAM, 0, 0, 36, files)
     try:
         status, errors = program.end()
     finally:
@@ -95,7 +98,8 @@ def test_nothing_is_read_or_written_out_of_bounds(seed: int, preloaded: str, wat
     [
         *(f"native/test_{name}" for name in ("cells", "losses", "maps", "rows", "steps")),
         *("native/test_transfer", "native/test_twins", "whole/test_operations"),
-        "whole/test_native_graph",
+        *("native/test_attention", "native/test_sums", "whole/test_native_graph"),
+        *("graph/test_native_calls", "nn/test_fold", "nn/test_fused", "nn/test_ragged"),
     ],
 )
 def test_nothing_is_wrong_in_what_is_sound(name: str, preloaded: str, watching: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +69,9 @@ def run(what: str, sanitizer: str, watching: str) -> tuple[int, str]:
 def test_workers_as_threads_race_nowhere_in_kernels(sanitizer: str, watching: str) -> None:
     status, said = run("train", sanitizer, watching)
     assert status == 0, said[-3000:]
-    assert said.count("trained, loss") == 10
+    assert said.count("trained, loss") == 16
+    for asked in ("backwards", "forwards", "ragged", "sums by id"):
+        assert re.search(rf"in C: .*\d+ {asked}", said), said[-300:]
     assert "data race" not in said
 
 

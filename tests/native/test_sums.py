@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from geartrain.errors import ProtocolError
 from geartrain.native import library
 from geartrain.native.sums import SumsById, may_multiply, multiply_sums
 
@@ -68,6 +69,49 @@ def test_an_id_beyond_the_limit_is_refused_and_nothing_is_added(
         sums.add([(rows, torch.tensor([4, 5])), (rows, torch.tensor([3, id_]))])
     ids, found = sums.take()
     assert ids.tolist() == [4] and found.tolist() == [[2.0] * WIDTH]
+
+
+@pytest.mark.parametrize("in_c", [True, False])
+def test_rows_that_are_others_than_their_ids_are_refused_and_nothing_is_added(
+    in_c: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not in_c:
+        monkeypatch.setattr(library, "current", lambda: None)
+    sums = SumsById(WIDTH, LIMIT, torch.float64)
+    rows, ids = torch.ones(2, WIDTH, dtype=torch.float64), torch.tensor([4, 4])
+    for wrong in (
+        (rows[1:], ids),
+        (rows, ids[1:]),
+        (rows[:, 1:], ids),
+        (rows.float(), ids),
+        (rows, ids.int()),
+        (rows, ids[None]),
+        (rows[:1], ids[None, :1]),
+    ):
+        with pytest.raises(ProtocolError, match="one for each row"):
+            sums.add([(rows, ids), wrong])
+    sums.add([])
+    ids, found = sums.take()
+    assert not len(ids) and not len(found)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    if library.current() is None:
+        pytest.skip("no compiler here")
+    ids, table, weight = torch.tensor([3, 0]), torch.ones(LIMIT, WIDTH), torch.ones(4, 5)
+    sums, to = torch.ones(2, 4), {"to_weight": torch.zeros(4, 5), "to_table": None}
+    multiply_sums(ids, sums, table, weight, 2, -1, **to)
+    with pytest.raises(ProtocolError, match="do not fit"):
+        multiply_sums(ids, sums, table, weight, 3, -1, **to)
+    with pytest.raises(ProtocolError, match="do not fit"):
+        multiply_sums(ids, sums, table, weight, -1, -1, **to)
+    with pytest.raises(ProtocolError, match="do not fit"):
+        multiply_sums(ids[1:], sums, table, weight, 2, -1, **to)
+    with pytest.raises(ProtocolError, match="do not fit"):
+        multiply_sums(ids, sums[:, 1:], table, weight, 2, -1, **to)
+    with pytest.raises(ProtocolError, match="do not fit"):
+        multiply_sums(ids, sums, table, weight, 2, -1, to_weight=None, to_table=weight)
+    assert to["to_weight"].sum() == 2 * 4 * WIDTH
 
 
 def test_ids_may_become_larger() -> None:

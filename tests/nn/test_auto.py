@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -169,6 +170,19 @@ def test_a_later_fit_begins_where_the_earlier_one_ended(monkeypatch: pytest.Monk
     monkeypatch.setattr(Recompute, "backward", lambda *a, **k: again.append(1) or true(*a, **k))
     session.fit(_data(), epochs=1)
     assert REGISTRY.traced == before and not again
+
+
+def test_a_graph_that_has_chosen_goes_to_other_processes() -> None:
+    graph = _graph(Cell().double())
+    _fit(graph)
+    other = cloudpickle.loads(cloudpickle.dumps(graph))
+    (mine,), (its,) = (
+        [t for t in g.throughs() if t.experience.chosen == "derived"] for g in (graph, other)
+    )
+    assert mine.experience.known and not its.experience.known
+    assert its.experience.story == mine.experience.story
+    assert its.experience.done.firings == mine.experience.done.firings
+    _fit(other)
 
 
 @pytest.mark.parametrize(("ratio", "chosen"), [(0.5, "derived"), (0.97, "again")])

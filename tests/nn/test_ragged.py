@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import geartrain as gt
-from geartrain.errors import GraphError
+from geartrain.errors import GraphError, ProtocolError
 from geartrain.native.fused import available
 from geartrain.nn.program import Operands
 from geartrain.nn.ragged import choice
@@ -26,103 +27,9 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.ragged import RaggedModule
 from geartrain.nodes.remembering import Remembering
+from tests.rigs.ragged_modules import H, Look, Mix, Pass, Point, Pool, Products
 
-H, WORDS = 6, 9
 F64 = torch.float64
-
-
-class Point(nn.Module):
-    """Scores all of a memory, and takes one member of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.score = nn.Linear(H, H), nn.Linear(H, 1, bias=False)
-        self.new = nn.Linear(2 * H, H)
-
-    def forward(
-        self, h: Tensor, keys: Tensor, values: Tensor, mask: Tensor, right: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        score = self.score(torch.tanh(keys + self.query(h)[:, None]))[..., 0]
-        share = score.masked_fill(~mask, -1e9).log_softmax(1)
-        where = right[:, None, None].expand(-1, 1, values.shape[2])
-        both = torch.cat([h, values.gather(1, where)[:, 0]], 1)
-        return torch.tanh(self.new(both)), -share.gather(1, right[:, None])
-
-
-class Look(nn.Module):
-    """Attention with a word of the row's own, by masks of several kinds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.scale = nn.Embedding(WORDS, H), nn.Parameter(torch.rand(H))
-
-    def forward(self, h: Tensor, keys: Tensor, mask: Tensor, word: Tensor) -> Tensor:
-        score = (keys * (h * self.scale + self.words(word))[:, None]).sum(2)
-        far = torch.full_like(score, -1e9)
-        share = torch.where(mask, score, far).softmax(1)
-        mean = (keys * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-        return torch.sigmoid(h) * mean + (share[..., None] * keys).sum(1)
-
-
-class Products(nn.Module):
-    """The same products of rows and members, in three ways of writing them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.cell = nn.Linear(H, H), nn.GRUCell(H, H)
-
-    def forward(self, h: Tensor, keys: Tensor, mask: Tensor, _: Tensor) -> Tensor:
-        query = self.query(h)
-        one = (keys @ query[:, :, None])[..., 0].masked_fill(~mask, -1e9).softmax(1)
-        two = (query[:, None] @ keys.transpose(1, 2)).masked_fill(~mask[:, None], -1e9).softmax(2)
-        three = torch.einsum("nld,nd->nl", keys, query).exp() * mask
-        found = (two @ keys).squeeze(1) + torch.einsum("nl,nld->nd", three, keys)
-        return self.cell(found / (1 + three.sum(1, keepdim=True)), (one[:, None] @ keys)[:, 0] + h)
-
-
-class Pool(nn.Module):
-    """The mean of each bundle, weighed, beside what its last member says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weigh, self.value = nn.Linear(H, 1), nn.Linear(H, H)
-
-    def forward(self, x: Tensor, inside: gt.Inside) -> Tensor:
-        n, to = len(inside.lengths), inside.segment
-        weight = torch.exp(torch.tanh(self.weigh(x)))
-        total = weight.new_zeros(n, 1).index_add(0, to, weight)
-        value = x.new_zeros(n, H).index_add(0, to, weight * self.value(x))
-        last = x.index_select(0, inside.lengths.cumsum(0) - 1)
-        return value / total + last / inside.lengths[:, None]
-
-
-class Mix(nn.Module):
-    """Each row meets the mean of its bundle, and no other bundle."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(2 * H, H)
-        self.calls = 0
-
-    def forward(self, x: Tensor, inside: gt.Inside) -> Tensor:
-        n = len(inside.lengths)
-        mean = x.new_zeros(n, H).index_add(0, inside.segment, x) / inside.lengths[:, None]
-        return torch.tanh(self.inner(torch.cat([x, mean[inside.segment]], 1)))
-
-
-class Pass(nn.Module):
-    """Messages along typed edges."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.send, self.gate = nn.Linear(H, 3 * H), nn.Linear(2 * H, H)
-
-    def forward(self, x: Tensor, inside: gt.Inside) -> Tensor:
-        edges = inside.edges
-        sent = self.send(x).view(-1, H)[edges["source"] * 3 + edges["bond"]]
-        heard = torch.zeros_like(x).index_add(0, edges["target"], sent)
-        gate = torch.sigmoid(self.gate(torch.cat([x, heard], 1)))
-        return gate * x + (1 - gate) * heard
 
 
 def _needs_kernels() -> None:
@@ -242,6 +149,20 @@ def test_a_row_that_is_not_there_is_refused() -> None:
         )
         with pytest.raises(IndexError, match="not there"):
             program.forward(call)
+
+
+@pytest.mark.parametrize("kind", [Mix, Pool])
+@pytest.mark.parametrize("lengths", [[2, 3], [2, 1, -1, 2], [5], [-1, 5], [2, 1 << 62, 2]])
+def test_bundles_that_are_not_those_of_the_rows_are_refused(
+    lengths: list[int], kind: type[nn.Module]
+) -> None:
+    _needs_kernels()
+    module, x, inside = kind(), torch.randn(4, H), _inside([2, 2])
+    program = RaggedProgram(derive_inside(module, (x,), {}, pools=kind is Pool), Operands(module))
+    program.forward(call_of_inside((x,), inside, {}))
+    wrong = Inside(torch.tensor(lengths), inside.segment, {})
+    with pytest.raises(ProtocolError, match="do not add up to their 4 members"):
+        program.forward(call_of_inside((x,), wrong, {}))
 
 
 class _Refused:
@@ -407,15 +328,42 @@ def test_a_loop_learns_the_same_by_programs(
 
 
 @pytest.mark.usefixtures("soon")
+def test_a_graph_that_has_chosen_goes_to_other_processes() -> None:
+    _needs_kernels()
+    graph = _pointing("auto")
+    _learned(graph, 8, 8)
+    other = cloudpickle.loads(cloudpickle.dumps(graph))
+    stories = [{t.name: t.experience.story for t in g.throughs()} for g in (graph, other)]
+    assert stories[0] == stories[1]
+    assert "derived" in stories[0]["point"]
+    assert _learned(other, 8, 8)
+
+
+@pytest.mark.usefixtures("soon")
+def test_the_program_of_another_fit_is_taken_as_long_as_settings_are_the_same() -> None:
+    _needs_kernels()
+    module, experience = Scaled(), Experience()
+    of = RaggedModule("first", module, 0, True, experience)
+    kernel = Remembering(module, list(module.parameters()), choice.RaggedChoice(of))
+    inputs, inside = (torch.randn(6, H), torch.randn(6, H)), _inside([2, 3, 1])
+    for _ in range(4):
+        kernel.record(inputs, inside)
+    assert choice.RaggedChoice(of).program is not None
+    module.gain = 2.0
+    assert choice.RaggedChoice(of).program is None
+
+
+class Scaled(_First):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = 1.0
+
+    def forward(self, keys: Tensor, values: Tensor, inside: gt.Inside) -> Tensor:
+        return super().forward(keys, self.gain * values, inside)
+
+
+@pytest.mark.usefixtures("soon")
 def test_settings_that_change_bring_autograd_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Scaled(_First):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gain = 1.0
-
-        def forward(self, keys: Tensor, values: Tensor, inside: gt.Inside) -> Tensor:
-            return super().forward(keys, self.gain * values, inside)
-
     _needs_kernels()
     module, experience = Scaled(), Experience()
     chosen = choice.RaggedChoice(RaggedModule("first", module, 0, True, experience))

@@ -10,7 +10,6 @@ grows by a quarter; row numbers stay.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import Final, NoReturn, final
 
 import numpy as np
@@ -20,54 +19,11 @@ from torch import Tensor
 from geartrain.errors import LeakError, ProtocolError
 from geartrain.frames.message import IntArray
 from geartrain.native.ledger import WaitingRows, longer
+from geartrain.native.ranges import Ranges
 
 _CHUNK: Final = 128
 """Rows that are freed together. With whole ranges, rows that had come back held 2.3 times as much
 memory as those that were waited for (trees, 256 in flight); so it is 1.8."""
-
-
-@final
-class Ranges:
-    """Free ranges of 0..capacity-1, first fit, neighbours merged."""
-
-    __slots__ = ("_lengths", "_starts", "capacity")
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._starts = [0]
-        self._lengths = [capacity]
-
-    def take(self, n: int) -> int | None:
-        """The start of a free range of n, now taken; None if there is none."""
-        for i, length in enumerate(self._lengths):
-            if length >= n:
-                start = self._starts[i]
-                if length == n:
-                    del self._starts[i], self._lengths[i]
-                else:
-                    self._starts[i] = start + n
-                    self._lengths[i] = length - n
-                return start
-        return None
-
-    def give(self, start: int, n: int) -> None:
-        starts, lengths = self._starts, self._lengths
-        i = bisect_left(starts, start)
-        if i < len(starts) and start + n == starts[i]:
-            n += lengths[i]
-            del starts[i], lengths[i]
-        if i and starts[i - 1] + lengths[i - 1] == start:
-            lengths[i - 1] += n
-        else:
-            starts.insert(i, start)
-            lengths.insert(i, n)
-
-    def grow(self, capacity: int) -> None:
-        self.give(self.capacity, capacity - self.capacity)
-        self.capacity = capacity
-
-    def free(self) -> int:
-        return sum(self._lengths)
 
 
 @final

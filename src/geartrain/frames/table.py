@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from geartrain.errors import DataError
 from geartrain.frames.message import IntArray
-from geartrain.frames.rows import Ranges
+from geartrain.native.ranges import Ranges
 
 Column = NDArray[Any]
 

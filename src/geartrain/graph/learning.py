@@ -87,12 +87,20 @@ def _unused(graph: Graph) -> Iterator[str]:
 
 def _undeclared(graph: Graph, like: Instance) -> Iterator[str]:
     """Columns that an instance brings, and the graph might have meant by another name."""
-    declared = (*graph.vertex, *(graph.edge or ()), *graph.value)
-    for kind, names in (("vertex", graph.vertex), ("edge", graph.edge), ("value", graph.value)):
+    kinds = {"vertex": graph.vertex, "edge": graph.edge or (), "value": graph.value}
+    of = {name: kind for kind, names in kinds.items() for name in names}
+    for kind, names in kinds.items():
         built_in = {"source", "target"} if kind == "edge" else set()
-        for name in getattr(like, kind).keys() - built_in - set(names or ()):
-            close = difflib.get_close_matches(name, declared, 1)
-            if close:
+        for name in getattr(like, kind).keys() - built_in - set(names):
+            close = difflib.get_close_matches(name, of, 1)
+            if name in of:
+                right = of[name]
+                yield (
+                    f"instances bring '{name}' as a {kind} column, and the graph declares it as a "
+                    f"{right} column: Instance(..., {right}={{'{name}': ...}}) brings it there, or "
+                    f"Graph({kind}=('{name}',)) declares it so"
+                )
+            elif close:
                 yield (
                     f"instances bring {kind} column '{name}', which the graph does not declare, so "
                     f"it is ignored; it declares '{close[0]}'"

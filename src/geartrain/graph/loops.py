@@ -314,6 +314,9 @@ class _Known:
             inner = [r for r in regions if r.whole and r.operators <= members]
             if not inner or members == inner[0].operators:
                 continue
+            cut = [r for r in regions if r.whole and r.operators & members and r not in inner]
+            if cut:  # one that runs whole does so with all of it
+                continue
             first = min(inner, key=lambda r: (not r.loops, min(r.operators)))
             run = next(run for run in _STRONGEST if any(r.run == run for r in inner))
             region = Region(first.name, run, members, made_of=inner, look=self.deciding)

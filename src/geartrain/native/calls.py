@@ -8,26 +8,33 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, Literal, TypeAlias, final
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.native import library
 from geartrain.native.fused import Steps
+from geartrain.native.ragged import RaggedSteps
+
+IntArray: TypeAlias = NDArray[np.int64]
 
 Home: TypeAlias = tuple[Literal["operand", "input", "own", "output"], int]
 """Where a tensor of a program lies; own: it makes it for itself."""
 
-ROUTINE_WORDS: Final = 10
+ROUTINE_WORDS: Final = 11
 MODULE_WORDS: Final = 2 * ROUTINE_WORDS + 7
 READ_WORDS: Final = 17
 CALL_WORDS: Final = 5
 VALUE_WORDS: Final = 3
+READ_LIMIT, READ_FROM, READ_INTO, READ_BACK = 8, 9, 13, 16
+"""Words of a read that are written anew."""
 
 
 class RowsOf(IntEnum):
@@ -37,10 +44,11 @@ class RowsOf(IntEnum):
     OF_MODULE = 1
     OF_VALUE = 2
     OF_UPDATE = 3
+    OF_CALL = 4
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RoutineForm:
     """One program of a module.
 
@@ -120,6 +128,16 @@ class CallForm:
         """Where each lies."""
         return self.homes[len(self.outputs) :]
 
+    def alike(self, other: CallForm) -> bool:
+        """Whether C calls both in the same way, of whatever weights they are."""
+        return self is other or (
+            self.forward is other.forward
+            and self.backward is other.backward
+            and (self.operands, self.inputs, self.tangents, self.dtype, self.split)
+            == (other.operands, other.inputs, other.tangents, other.dtype, other.split)
+            and self.gradients == other.gradients
+        )
+
     @property
     def possible(self) -> bool:
         made = all(rows for _, _, rows in self.forward.made)
@@ -127,6 +145,100 @@ class CallForm:
             home == ("output", j) or home[0] == "input" for j, home in enumerate(self._of_outputs)
         )
         return made and mine and all(how != "operand" for how, _ in self.residuals)
+
+
+Where: TypeAlias = Literal[
+    "input",
+    "own",
+    "output",
+    "tangent",
+    "made",
+    "ints",
+    "float",
+    "held",
+    "sums",
+    "ends",
+    "cells",
+]
+Lies: TypeAlias = tuple[Where, int]
+"""Where a tensor of a program over rows of several kinds lies, and its number there."""
+ROWS: Final = 0
+MEMBERS: Final = 1
+"""Kinds of what has rows: those of the module, and the members of what each of them reads."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class SeveralRoutine:
+    """One program over rows of several kinds.
+
+    Args:
+        steps: In C.
+        slots: Where the tensor of each slot lies, but those in between and operands.
+    """
+
+    steps: RaggedSteps
+    slots: Mapping[int, Lies]
+
+
+class AbstractSeveralFound(ABC):
+    """What the way back of some calls of such a program has found."""
+
+    @abstractmethod
+    def rows_of(self, lies: Lies) -> Tensor:
+        """Those rows of a tensor that have got a gradient."""
+
+    @abstractmethod
+    def count(self, kind: int) -> int:
+        """How many rows of a kind there are."""
+
+    @abstractmethod
+    def owners(self, kind: int) -> IntArray:
+        """Of each row of a kind, one of the rows that updates are told for."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class SeveralForm:
+    """The programs of a module that looks inside bundles, or reads a memory.
+
+    Args:
+        forward: Of inputs to outputs and what is kept.
+        backward: Of that and tangents to gradients of inputs, of a memory, and what weights get.
+        without: The same but for the gradients of a memory.
+        inside: Whether its inputs are members of bundles; else they are rows that read one each.
+        inputs: How many.
+        outputs: Each with no row.
+        tangents: The output of each.
+        gradients: For each input that has one, the tangents that it comes from, and where it lies.
+        own, made: Kind, and entries a row, of what the forward and the way back make.
+        ints: The same of row numbers that are counted.
+        floats: Those that are read as floats.
+        dtype: Of all but these.
+        addresses: Gives those of the operands, by slot of a routine.
+        counted: Row numbers, of inputs, and of the lengths of what they read.
+        learn: Adds what has been found for the weights: that, the outputs that have got a gradient
+            as bits, and the sum.
+        touched: By tensor of the memory, whether it gets a gradient, given these bits.
+    """
+
+    forward: SeveralRoutine
+    backward: SeveralRoutine
+    without: SeveralRoutine
+    inside: bool
+    inputs: int
+    outputs: tuple[Tensor, ...]
+    tangents: tuple[int, ...]
+    gradients: Mapping[int, tuple[frozenset[int], Lies]]
+    own: Sequence[tuple[int, int]]
+    made: Sequence[tuple[int, int]]
+    ints: Sequence[tuple[int, int]]
+    floats: Sequence[int]
+    dtype: torch.dtype
+    addresses: Callable[[SeveralRoutine], list[int]]
+    counted: Callable[[Sequence[Tensor], Tensor], Sequence[Tensor]]
+    learn: Callable[[AbstractSeveralFound, int, Any], None]
+    touched: Callable[[int], Sequence[bool]]
 
 
 def copying(likes: Sequence[Tensor], dtype: torch.dtype) -> CallForm:

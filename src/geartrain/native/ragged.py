@@ -15,6 +15,7 @@ from enum import IntEnum, auto
 from struct import Struct, pack
 from typing import Final, final
 
+import numpy as np
 import torch
 
 from geartrain.errors import ProtocolError
@@ -22,6 +23,10 @@ from geartrain.native import library
 from geartrain.native.fused import Op, Step
 
 _ENTRIES: Final = 4096
+_MOST_MEMBERS: Final = 256
+"""As ragged.inc has it."""
+_NO_BUNDLES: Final = 2
+"""What C says of bundles that do not end where they should."""
 
 
 class Way(IntEnum):
@@ -41,6 +46,8 @@ class Way(IntEnum):
     DOT = auto()
     SUM_TIMES = auto()
     MOVE = auto()
+    MOST_OVER = auto()
+    MOST_OVER_BACK = auto()
 
 
 @final
@@ -99,6 +106,9 @@ class RaggedSteps:
         self._steps, self._count = b"".join(s.packed() for s in steps), len(steps)
         self._room, self._slots = pack(f"{len(room)}q", *room), len(room)
         self._kinds, self._dtype, self._ends = pack(f"{len(kinds)}q", *kinds), dtype, ends
+        self._widths = [0, 0, 0, 0]
+        for width, kind in zip(room, kinds, strict=True):
+            self._widths[kind] += width
         self._bases = Struct(f"{len(room)}q").pack
         self._work = [0, 0, 0, 0]
         for each in steps:
@@ -108,6 +118,31 @@ class RaggedSteps:
         plain = [s.step for s in steps if s.way is Way.PLAIN and s.step.op is not Op.PRODUCT]
         self._block = max(1, _ENTRIES // max((s.width for s in plain), default=1))
 
+        at = [np.frombuffer(x or b"\0", np.uint8).ctypes.data for x in (self._steps, self._room)]
+        self.words = [self._count, self._block, self._slots, 1, 0, *at]
+        """As calls.inc has it: sizes, then where steps and room lie."""
+        self.kinds = np.array(kinds, np.int64)
+        """By slot, the kind of its rows."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether nothing but bundles connects rows."""
+        return self._ends >= 0
+
+    def between(self, bundles: int, longest: int) -> int:
+        """Numbers that are computed in between at most, of a program whose bundles are apart.
+
+        Args:
+            bundles: How many.
+            longest: Members of the longest of them.
+        """
+        of_bundles, of_members, *_ = self._widths
+        return of_bundles * min(bundles, _MOST_MEMBERS) + of_members * max(longest, _MOST_MEMBERS)
+
+    def work(self, sizes: Sequence[int]) -> int:
+        """Multiplications, or what takes as long, of so many rows of each kind."""
+        return sum([n * each for n, each in zip(sizes, self._work, strict=True)])
+
     def run(self, sizes: Sequence[int], addresses: Sequence[int]) -> None:
         """Take rows through it.
 
@@ -116,8 +151,8 @@ class RaggedSteps:
             addresses: By slot; 0 where there is room.
 
         Raises:
-            ProtocolError: There are no native kernels.
             IndexError: A row number is beyond its rows.
+            ProtocolError: There are no native kernels; or bundles are not those of the members.
             MemoryError: There is none.
         """
         native = library.current()
@@ -125,8 +160,7 @@ class RaggedSteps:
             raise ProtocolError("a derived kernel has steps in C, and there are no native kernels")
         if not self._count:
             return
-        work = sum([n * each for n, each in zip(sizes, self._work, strict=True)])
-        bad = native.typed[self._dtype]["ragged_run"][work > library.SMALL_WORK](
+        bad = native.typed[self._dtype]["ragged_run"][self.work(sizes) > library.SMALL_WORK](
             self._count,
             self._steps,
             self._block,
@@ -138,6 +172,10 @@ class RaggedSteps:
             self._kinds,
             self._ends,
         )
+        if bad == _NO_BUNDLES:
+            raise ProtocolError(
+                f"{sizes[0]} bundles came whose lengths do not add up to their {sizes[1]} members"
+            )
         if bad > 0:
             raise IndexError("index out of range: a row is asked for that is not there")
         if bad:

@@ -358,6 +358,8 @@ def _add(
     source = moved(_chosen(source, source_rows), target.device)
     if target_rows is None:
         return target.add_(source)
+    if source.untyped_storage().data_ptr() == target.untyped_storage().data_ptr():
+        source = source.clone()  # other rows of it: torch asks for no more than this
     return target.index_add_(0, upload(target_rows, target.device), source)
 
 

@@ -21,10 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from geartrain.errors import ProtocolError
 from geartrain.native import library
 
 MOST_WORK: Final = 1 << 22
-"""Multiplications for one weight from which on torch, or oneDNN, is faster."""
+"""Multiplications for one weight from which on torch, or oneDNN, is faster, on several threads."""
+MOST_ALONE: Final = 1 << 27
+"""The same on one thread. oneDNN keeps most of a megabyte for each number of rows that it meets."""
 
 
 @final
@@ -59,7 +62,8 @@ def suits(one: Unsummed, dtype: torch.dtype) -> bool:
     if not one.rights:
         return True
     n = sum([x.shape[0] for x in one.lefts])
-    return n * one.out.numel() <= MOST_WORK
+    most = MOST_ALONE if torch.get_num_threads() == 1 else MOST_WORK
+    return n * one.out.numel() <= most
 
 
 def sum_gradients(some: Sequence[Unsummed]) -> float:
@@ -132,18 +136,29 @@ class SumsById:
 
         Raises:
             IndexError: An id is beyond the limit; nothing has been added.
+            ProtocolError: Rows are others than their ids, or of another width or dtype.
         """
-        self._make_room(len(self) + sum([ids.shape[0] for _, ids in pieces]))
+        n = 0
+        for rows, ids in pieces:
+            alike = rows.dtype is self._dtype and ids.dtype is torch.int64
+            if not alike or rows.shape != (*ids.shape, self._width):
+                raise ProtocolError(
+                    f"rows of {rows.dtype} {tuple(rows.shape)} came with ids of {ids.dtype} "
+                    f"{tuple(ids.shape)}; expected {self._dtype}, {self._width} wide, and int64, "
+                    "one for each row"
+                )
+            n += ids.shape[0]
+        if not n:
+            return
+        self._make_room(len(self) + n)
         native = library.current()
         typed = {} if native is None else native.typed.get(self._dtype, {})
         if "sum_by_id" not in typed:
             self._add_by_torch(pieces)
             return
         words: list[int] = []
-        n = 0
         for rows, ids in pieces:
             words += (rows.data_ptr(), ids.data_ptr(), ids.shape[0])
-            n += ids.shape[0]
         run = typed["sum_by_id"][n * self._width > library.SMALL]
         where, places = self._where.ctypes.data, self._of_place.ctypes.data
         sums, count = self._sums.data_ptr(), self._count.ctypes.data
@@ -224,12 +239,19 @@ def multiply_sums(
 
     Raises:
         IndexError: A row is beyond the table; nothing has been added.
+        ProtocolError: Shapes do not fit one another.
         MemoryError: There is none.
     """
     native = library.current()
     assert native is not None
     (u, out), (v, width) = sums.shape, table.shape
-    into = width if weight is None else weight.shape[1]
+    meets, into = (width, width) if weight is None else weight.shape
+    fits = ids.shape == (u,) and out == meets and 0 <= first <= into - width
+    if not fits or not (_is_like(to_weight, weight) and _is_like(to_table, table)):
+        raise ProtocolError(
+            f"{tuple(ids.shape)} ids came with sums {(u, out)} for a table {(v, width)} and "
+            f"columns from {first} on of a weight {(meets, into)}; the shapes do not fit"
+        )
     run = native.typed[sums.dtype]["multiply_sums"][u * out * width > library.SMALL_WORK]
     places = (_address(x) for x in (ids, sums, table, weight, to_weight, to_table))
     bad = run(u, out, into, first, width, v, padding, *places)
@@ -237,6 +259,10 @@ def multiply_sums(
         raise IndexError(f"index out of range: a row is not below {v}")
     if bad:
         raise MemoryError(f"no memory for the gradients of {u} rows of a table")
+
+
+def _is_like(x: Tensor | None, other: Tensor | None) -> bool:
+    return x is None or (other is not None and x.shape == other.shape)
 
 
 def _address(x: Tensor | None) -> int | None:

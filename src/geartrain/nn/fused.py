@@ -147,6 +147,9 @@ class Routine:
         made: What a call makes.
         results: By result an argument (from 0), or the number of what is made (from -1, downwards).
         tables: Tables after a weight, how wide, and their slots.
+
+    Attributes:
+        form: As many calls in one want it.
     """
 
     def __init__(
@@ -172,17 +175,13 @@ class Routine:
         self._read = [*(k for k, _ in operands), *(k for k, *_ in weights), *met]
         self._like = torch.empty(0, dtype=dtype, device="cpu")
         self._sizes = [(one.rows, one.slot, one.tail) for one in made]
-        self._form = slots, dtype, tuple(self._given), tuple(made), tuple(results)
-
-    @property
-    def form(self) -> RoutineForm:
-        """As many calls in one want it."""
-        made = [(one.slot, one.tail, one.rows) for one in self._made]
-        return RoutineForm(self._steps, self._slots, self._given, made, self._results)
+        self._looks = slots, dtype, tuple(self._given), tuple(made), tuple(results)
+        whats = [(one.slot, one.tail, one.rows) for one in made]
+        self.form = RoutineForm(steps, slots, self._given, whats, results)
 
     def alike(self, other: Routine) -> bool:
         """Whether both are given, and make, the same."""
-        return self is other or self._form == other._form
+        return self is other or self._looks == other._looks
 
     def beside_others(self, operands: int) -> bool:
         """Whether no result is an operand: those of rows may lie beside those of other routines."""

@@ -224,14 +224,14 @@ class Places:
     ) -> None:
         """An element-wise step."""
         like = like_of(x)
-        read = [self._broadcast(self.value(y), like) for y in sources]
+        read = [self.broadcast(self.value(y), like) for y in sources]
         if sum(at.one for at in read) > (0 if all_ or len(read) == 1 else 1):
             raise Refused
         out = self.out(x)
         self.values[x] = out
         self.add(op, out, *read, number=number)
 
-    def _broadcast(self, value: Value, like: Like) -> At:
+    def broadcast(self, value: Value, like: Like) -> At:
         """Where it is read for a result like this."""
         tail = value.like.tail
         if not like.rows:
@@ -243,7 +243,20 @@ class Places:
         ranks = len(tail) == len(like.tail) or not value.like.rows
         if ranks and math.prod(tail) == 1:
             return replace(value.at, one=like.width > 1)
-        raise Refused
+        return self._widened(value, tail, like)
+
+    def _widened(self, value: Value, tail: tuple[int, ...], like: Like) -> At:
+        """With axes of one entry made as long as they are read."""
+        if len(tail) != len(like.tail) or not value.like.rows:
+            raise Refused
+        wide = [k for k, (a, b) in enumerate(zip(tail, like.tail, strict=True)) if a != b]
+        if any(tail[k] != 1 for k in wide) or wide != list(range(wide[0], wide[-1] + 1)):
+            raise Refused
+        many = math.prod(like.tail[wide[0] : wide[-1] + 1])
+        inner = math.prod(like.tail[wide[-1] + 1 :])
+        out = self.spare(like)
+        self.add(Op.EXPAND, out, value.at, width=value.like.width, many=many, inner=inner)
+        return out.at
 
     def add(
         self,

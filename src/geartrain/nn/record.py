@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from geartrain.errors import GraphError
+from geartrain.nn.composed import COMPOSED
+from geartrain.nn.simpler import SIMPLER
 
 _LIFTED: Final = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
 
@@ -42,8 +44,18 @@ class Trace:
     alien: bool
 
 
-def record(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor]) -> Trace:
+def record(
+    function: Callable[..., Sequence[Tensor]],
+    arguments: Sequence[Tensor],
+    *,
+    composed: bool = False,
+) -> Trace:
     """Run a function and note what it calls; in-place operators are to be made functional before.
+
+    Args:
+        function: It.
+        arguments: What it is given.
+        composed: Whether attention is to be made of simpler operators.
 
     Raises:
         GraphError: It asks a tensor for its values, so that other values may take another way.
@@ -51,7 +63,7 @@ def record(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor
     recorder = _Recorder()
     for k, x in enumerate(arguments):
         recorder.note(x, recorder.graph.placeholder(f"given_{k}"))
-    with torch.enable_grad(), _WithoutLooking(), recorder:
+    with torch.enable_grad(), _WithoutLooking(composed=composed), recorder:
         results = function(*arguments)
     recorder.graph.output([recorder.node_of(x) for x in results])
     return Trace(recorder.graph, recorder.shapes, recorder.constants, recorder.alien)
@@ -62,7 +74,14 @@ class _WithoutLooking(TorchFunctionMode):
 
     ``one_hot`` of a number of classes becomes rows of a unit matrix; a class out of range is
     refused by the look-up.
+
+    Args:
+        composed: Whether attention is made of simpler operators.
     """
+
+    def __init__(self, *, composed: bool) -> None:
+        super().__init__()
+        self._composed = composed
 
     def __torch_function__(
         self,
@@ -73,6 +92,10 @@ class _WithoutLooking(TorchFunctionMode):
     ) -> Any:
         if function is torch.nn.functional.one_hot:
             return _one_hot(*args, **(kwargs or {}))
+        if self._composed and function in COMPOSED:
+            found = COMPOSED[function](*args, **(kwargs or {}))
+            if found is not None:
+                return found
         return function(*args, **(kwargs or {}))
 
 
@@ -123,6 +146,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if function in SIMPLER:
+            with self:
+                found = SIMPLER[function](*args, **kwargs)
+            if found is not None:
+                return found
         known = len(self.constants)
         node_args, node_kwargs = self._arguments(args), self._arguments(dict(kwargs))
         if len(self.constants) > known and function not in _LIFTED:

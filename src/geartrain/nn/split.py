@@ -147,7 +147,10 @@ def trace(
     learns: Sequence[bool],
     inputs: Sequence[Tensor],
     tangents: Sequence[Tensor],
+    *,
+    composed: bool = False,
 ) -> Trace:
+    """A function and its gradient; ``composed`` as of ``record``."""
     floats = [x.is_floating_point() for x in inputs]
 
     def joint(*flat: Tensor) -> list[Tensor]:
@@ -170,7 +173,8 @@ def trace(
         ys, gradients = found[2]
         return [*ys, *gradients]
 
-    return record(torch.func.functionalize(joint), [*operands, *inputs, *tangents])
+    given = [*operands, *inputs, *tangents]
+    return record(torch.func.functionalize(joint), given, composed=composed)
 
 
 def _merged(all_: Sequence[Tensor], which: Sequence[bool], own: Iterable[Tensor]) -> list[Tensor]:

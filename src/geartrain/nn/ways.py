@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from geartrain.native.fused import At, Op
+from geartrain.nn.entries import NUMBERED, NUMBERS, ONE, TWO
 from geartrain.nn.fold import looked_up, times_columns
 from geartrain.nn.places import Like, Places, Refused, Value, like_of
 from geartrain.nodes.products import affine, times
@@ -32,9 +33,13 @@ def convert(places: Places, x: fx.Node) -> None:
     if target in _WAYS:
         _WAYS[target](places, x)
         return
+    args: Any = x.args
+    if target in NUMBERED and not x.kwargs:
+        op, sources, number = NUMBERED[target](*args)
+        places.step(x, op, sources, number)
+        return
     if target not in NUMBERS and target not in ONE and target not in TWO:
         raise Refused
-    args: Any = x.args
     if x.kwargs and dict(x.kwargs) != {"approximate": "none"}:
         raise Refused
     if target in ONE and len(args) == 1:
@@ -147,12 +152,12 @@ def _sum(places: Places, x: fx.Node, *, mean: bool) -> None:
         raise Refused
     source = places.value(args[0])
     tail = source.like.tail
-    dims = sorted(d % (len(tail) + 1) for d in (args[1] or range(len(tail) + 1)))
+    named = args[1] if len(args) > 1 else None
+    dims = sorted(d % (len(tail) + 1) for d in (named or range(len(tail) + 1)))
     if not source.like.rows:
         raise Refused
-    if dims == [0] and not mean and x in places.homes:
-        places.values[x] = places.homes[x]
-        places.add(Op.SUM_OF_ROWS, places.homes[x], source.at)
+    if dims[0] == 0 and not mean and x in places.homes:
+        _sum_of_rows(places, x, source, dims[1:])
         return
     if dims[0] == 0 or dims != list(range(dims[0], dims[-1] + 1)):
         raise Refused
@@ -162,22 +167,37 @@ def _sum(places: Places, x: fx.Node, *, mean: bool) -> None:
     places.add(Op.REDUCE, out, source.at, number=number, many=many, inner=inner)
 
 
-def _softmax(places: Places, x: fx.Node) -> None:
+def _sum_of_rows(places: Places, x: fx.Node, source: Value, dims: Sequence[int]) -> None:
+    """Rows added up, of which axes have been before, that lie side by side."""
+    home, tail = places.homes[x], source.like.tail
+    at = source.at
+    if dims:
+        if list(dims) != list(range(dims[0], dims[-1] + 1)):
+            raise Refused
+        many, inner = math.prod(tail[dims[0] - 1 : dims[-1]]), math.prod(tail[dims[-1] :])
+        few = places.spare(replace(source.like, tail=(source.like.width // many,)))
+        places.add(Op.REDUCE, few, at, number=1.0, many=many, inner=inner)
+        at = few.at
+    places.values[x] = home
+    places.add(Op.SUM_OF_ROWS, home, at)
+
+
+def _softmax(places: Places, x: fx.Node, op: Op) -> None:
     args: Any = x.args
     source = places.value(args[0])
     if args[1] % 2 != 1 or len(source.like.tail) != 1 or args[2]:
         raise Refused
     out = places.values[x] = places.out(x)
-    places.add(Op.SOFTMAX, out, source.at)
+    places.add(op, out, source.at)
 
 
-def _softmax_back(places: Places, x: fx.Node) -> None:
+def _softmax_back(places: Places, x: fx.Node, op: Op) -> None:
     args: Any = x.args
     came, made = places.value(args[0]), places.value(args[1])
     if args[2] % 2 != 1 or len(came.like.tail) != 1 or not came.like.rows:
         raise Refused
     out = places.values[x] = places.out(x)
-    places.add(Op.SOFTMAX_BACK, out, came.at, made.at)
+    places.add(op, out, came.at, made.at)
 
 
 def _norm(places: Places, x: fx.Node) -> None:
@@ -226,7 +246,81 @@ def _threshold(places: Places, x: fx.Node) -> None:
 
 
 def _where(places: Places, x: fx.Node) -> None:
-    places.step(x, Op.WHERE, x.args, all_=True)
+    args: Any = x.args
+    whole, other = (_number(y) for y in args[1:])
+    if whole is not None:
+        places.step(x, Op.FILL, [args[2], args[0]], whole)
+    elif other is not None:
+        mask = places.value(args[0])
+        around = places.spare(mask.like)
+        places.add(Op.NUMBER_LESS, around, mask.at, number=1.0)
+        _put(places, x, args[1], around, other)
+    else:
+        places.step(x, Op.WHERE, args, all_=True)
+
+
+def _put(places: Places, x: fx.Node, source: fx.Node, mask: Value, number: float) -> None:
+    """The number where a mask is, else what there was."""
+    if mask.like.tail != like_of(x).tail or not mask.like.rows:
+        raise Refused
+    at = places.broadcast(places.value(source), like_of(x))
+    out = places.values[x] = places.out(x)
+    places.add(Op.FILL, out, at, mask.at, number=number)
+
+
+def _number(x: Any) -> float | None:
+    """Of a tensor that is nothing but a number."""
+    if not isinstance(x, fx.Node) or x.target is not aten.scalar_tensor.default:
+        return None
+    found = x.args[0]
+    return float(found) if isinstance(found, (int, float)) else None
+
+
+def _scalar(places: Places, x: fx.Node) -> None:
+    if _number(x) is None or any(y.target not in _SCALARS_READ for y in x.users):
+        raise Refused
+
+
+def _at_least(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    number = _number(args[1])
+    if number is None:
+        raise Refused
+    places.step(x, Op.AT_LEAST, args[:1], number)
+
+
+def _full(places: Places, x: fx.Node) -> None:
+    number: Any = x.args[1]
+    if not isinstance(number, (int, float)):
+        raise Refused
+    out = places.values[x] = places.out(x)
+    places.add(Op.ZERO, out)
+    places.add(Op.ADD_NUMBER, out, out.at, number=float(number))
+
+
+def _matrices(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    a, b = places.value(args[0]), places.value(args[1])
+    if not a.like.rows or not b.like.rows or len(a.like.tail) != 2 or len(b.like.tail) != 2:
+        raise Refused
+    out = places.values[x] = places.out(x)
+    places.add(Op.MATRICES, out, a.at, b.at, many=b.like.tail[0], inner=b.like.tail[1])
+
+
+def _turn(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    source = places.value(args[0])
+    axes = args[1] if x.target is aten.permute.default else args[1:]
+    axes = [d % 3 for d in axes]
+    if (
+        not source.like.rows
+        or len(source.like.tail) != 2
+        or axes not in ([1, 2], [2, 1], [0, 2, 1])
+    ):
+        raise Refused
+    many, inner = source.like.tail
+    out = places.values[x] = places.out(x)
+    places.add(Op.TURN, out, source.at, many=many, inner=inner)
 
 
 def _fill(places: Places, x: fx.Node) -> None:
@@ -264,10 +358,15 @@ def _select_back(places: Places, x: fx.Node) -> None:
     places.copy(piece, out.part(index * math.prod(like.tail[1:]), piece.like.tail))
 
 
-def _power(places: Places, x: fx.Node) -> None:
-    if len(x.args) != 2 or x.args[1] != 2:
+def _most(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    source = places.value(args[0])
+    tail, dims = source.like.tail, args[1]
+    if len(dims) != 1 or not source.like.rows or dims[0] % (len(tail) + 1) == 0:
         raise Refused
-    places.step(x, Op.SQUARE, x.args[:1])
+    at = dims[0] % (len(tail) + 1) - 1
+    out = places.values[x] = places.out(x)
+    places.add(Op.MOST, out, source.at, many=tail[at], inner=math.prod(tail[at + 1 :]))
 
 
 def _expand(places: Places, x: fx.Node) -> None:
@@ -276,6 +375,11 @@ def _expand(places: Places, x: fx.Node) -> None:
     if tail == like.tail and source.like.rows == like.rows:
         places.values[x] = Value(source.at, like)
         return
+    if not source.like.rows and like.rows and x not in places.homes:
+        rest = tail[1:] if len(tail) == len(like.tail) + 1 and tail[0] == 1 else tail
+        if rest == like.tail:  # every row is the same
+            places.values[x] = Value(source.at, like)
+            return
     if not source.like.rows or not like.rows or len(tail) != len(like.tail):
         raise Refused
     wide = [k for k, (a, b) in enumerate(zip(tail, like.tail, strict=True)) if a != b]
@@ -359,6 +463,7 @@ VIEWS: Final[Mapping[Any, _Way]] = {
     aten.slice.Tensor: _slice,
     aten.select.int: _select,
     aten.split.Tensor: _split,
+    aten.unsafe_split.Tensor: _split,
     aten.split_with_sizes.default: _split,
     operator.getitem: _item,
 }
@@ -373,49 +478,35 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     looked_up: _looked_up,
     aten.embedding.default: _embed,
     aten.cat.default: _cat,
+    aten.sum.default: lambda places, x: _sum(places, x, mean=False),
     aten.sum.dim_IntList: lambda places, x: _sum(places, x, mean=False),
     aten.mean.dim: lambda places, x: _sum(places, x, mean=True),
-    aten._softmax.default: _softmax,
-    aten._softmax_backward_data.default: _softmax_back,
+    aten._softmax.default: lambda places, x: _softmax(places, x, Op.SOFTMAX),
+    aten._softmax_backward_data.default: lambda places, x: _softmax_back(
+        places, x, Op.SOFTMAX_BACK
+    ),
+    aten._log_softmax.default: lambda places, x: _softmax(places, x, Op.LOG_SOFTMAX),
+    aten._log_softmax_backward_data.default: lambda places, x: _softmax_back(
+        places, x, Op.LOG_SOFTMAX_BACK
+    ),
+    aten.scalar_tensor.default: _scalar,
+    aten.clamp_min.Tensor: _at_least,
+    aten.fill.Scalar: _full,
+    aten.bmm.default: _matrices,
+    aten.transpose.int: _turn,
+    aten.permute.default: _turn,
     aten.native_layer_norm.default: _norm,
     aten.native_layer_norm_backward.default: _norm_back,
     aten.threshold_backward.default: _threshold,
     aten.where.self: _where,
     aten.masked_fill.Scalar: _fill,
     aten.zeros_like.default: _zeros,
+    aten.empty_like.default: _zeros,
+    aten.new_zeros.default: _zeros,
     aten.slice_backward.default: _slice_back,
     aten.select_backward.default: _select_back,
-    aten.pow.Tensor_Scalar: _power,
+    aten.amax.default: _most,
     aten.expand.default: _expand,
 }
-ONE: Final[Mapping[Any, Op]] = {
-    aten.neg.default: Op.NEG,
-    aten.exp.default: Op.EXP,
-    aten.sigmoid.default: Op.SIGMOID,
-    aten.tanh.default: Op.TANH,
-    aten.relu.default: Op.RELU,
-    aten.gelu.default: Op.GELU,
-    aten.silu.default: Op.SILU,
-}
-NUMBERS: Final[Mapping[Any, Callable[[float], tuple[Op, float]]]] = {
-    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), lambda v: (Op.ADD_NUMBER, v)),
-    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), lambda v: (Op.ADD_NUMBER, -v)),
-    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), lambda v: (Op.TIMES_NUMBER, v)),
-    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), lambda v: (Op.TIMES_NUMBER, 1 / v)),
-    aten.rsub.Scalar: lambda v: (Op.NUMBER_LESS, v),
-}
-TWO: Final[Mapping[Any, Op]] = {
-    aten.add.Tensor: Op.ADD,
-    aten.sub.Tensor: Op.SUB,
-    aten.mul.Tensor: Op.MUL,
-    aten.div.Tensor: Op.DIV,
-    aten.tanh_backward.default: Op.TANH_BACK,
-    aten.sigmoid_backward.default: Op.SIGMOID_BACK,
-    aten.gelu_backward.default: Op.GELU_BACK,
-    aten.silu_backward.default: Op.SILU_BACK,
-    aten.minimum.default: Op.MINIMUM,
-    aten.maximum.default: Op.MAXIMUM,
-    aten.eq.Tensor: Op.EQUAL,
-    aten.lt.Tensor: Op.LESS,
-    aten.gt.Tensor: Op.GREATER,
-}
+_SCALARS_READ: Final = {aten.where.self, aten.clamp_min.Tensor}
+"""What reads a tensor that is nothing but a number."""

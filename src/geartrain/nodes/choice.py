@@ -55,6 +55,10 @@ class Experience:
     chosen: Literal["derived", "again"] | None = None
     known: dict[int, tuple[Callable[..., Any], Any]] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Of functions of this process; in another one they are others, and looked at there.
+        return Experience, (self.done, self.story, self.chosen)
+
 
 class AbstractChoice(ABC):
     """Chooses the kernel of one node in training."""

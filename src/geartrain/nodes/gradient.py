@@ -42,6 +42,9 @@ _FEW: Final = 32
 _LITTLE: Final = 4096
 """As for ``_ALONE``, of a parameter with no more entries: its gradient costs nothing to read."""
 
+_SORTED: Final = 512
+"""Rows of several updates that are put apart at once: such few updates have many rows each."""
+
 _MOST_WAITING: Final = 2048
 """Rows of operands after which they are multiplied without waiting for the step."""
 
@@ -118,6 +121,13 @@ class _Slot:
 
     def multiply(self, left: Tensor, right: Tensor) -> None:
         """Add a product."""
+        dtype = self.parameter.dtype
+        if sums.may_sum(dtype) and not operations.listening:
+            one = sums.Unsummed(self.written(), not self.fresh, [left], [right])
+            if sums.suits(one, dtype):
+                sums.sum_gradients([one])
+                self.fresh = False
+                return
         if outer_suits(left, right):
             product = outer(left, right).to(self.parameter.dtype)
             if self.fresh:
@@ -464,6 +474,10 @@ class GradientSum:
             if operations.listening and right is not None:
                 operations.tell(left.shape[1], left.shape[0], right.shape[1])
             each = _for_rows(updates, left.shape[0])
+            if each.size >= _SORTED:
+                with operations.told_before() if operations.listening else nullcontext():
+                    self._add_sorted(parameter, columns, left, right, each)
+                return
             apart = self._apart.setdefault(parameter, {})
             apart.setdefault(columns, []).append((left, right, each))
 
@@ -496,21 +510,33 @@ class GradientSum:
             rights = [right for _, right, _ in pieces if right is not None]
             right = torch.cat(rights) if len(rights) > 1 else rights[0] if rights else None
             each = join_arrays([each for _, _, each in pieces])
-            if (np.diff(each) < 0).any():
-                order = np.argsort(each, kind="stable")
-                (left,) = take([left.contiguous()], order)
-                if right is not None:
-                    (right,) = take([right.contiguous()], order)
-            start = 0
-            for update, n in enumerate(np.bincount(each).tolist()):
-                if n:
-                    into, end = self._of(update), start + n
-                    if right is None:
-                        into.add_sum(parameter, left[start:end])
-                    else:
-                        pair = left[start:end], right[start:end]
-                        into.add_products(parameter, [pair], columns=columns)
-                    start = end
+            self._add_sorted(parameter, columns, left, right, each)
+
+    def _add_sorted(
+        self,
+        parameter: torch.nn.Parameter,
+        columns: Runs | None,
+        left: Tensor,
+        right: Tensor | None,
+        each: IntArray,
+    ) -> None:
+        """Add rows to the sums of their updates; they are copied unless they lie in order."""
+        if (np.diff(each) < 0).any():
+            order = np.argsort(each, kind="stable")
+            (left,) = take([left.contiguous()], order)
+            if right is not None:
+                (right,) = take([right.contiguous()], order)
+        start = 0
+        for update, n in enumerate(np.bincount(each).tolist()):
+            if n:
+                into, end = self._of(update), start + n
+                before, into._updates = into._updates, None
+                if right is None:
+                    into.add_sum(parameter, left[start:end])
+                else:
+                    into.add_product(parameter, left[start:end], right[start:end], columns=columns)
+                into._updates = before
+                start = end
 
     @torch.no_grad()
     def absorb(

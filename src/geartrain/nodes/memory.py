@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, cast, final
+from typing import Any, Final, cast, final
 
 import numpy as np
 import torch
@@ -65,6 +65,9 @@ from geartrain.nodes.kernel import may_have_kernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.weights import AbstractWeights
 
+_MOST_TENSORS: Final = 63
+"""Which of them have got gradients are the bits of a number."""
+
 
 @final
 class Held:
@@ -84,6 +87,11 @@ class Held:
 
     def hold(self, payload: Payload, origin: IntArray, lengths: IntArray, *, sums: bool) -> int:
         """Keep bundles; ``sums`` says whether gradients will come. Returns the first handle."""
+        if len(payload) > _MOST_TENSORS:
+            raise GraphError(
+                f"'{self.name}' is to hold bundles of {len(payload)} tensors; it holds at most "
+                f"{_MOST_TENSORS}: put some of them side by side"
+            )
         n, rows, cells = origin.size, self.rows, self.cells
         start = rows.allocate(n)
         starts = allocate_ragged(cells, lengths)

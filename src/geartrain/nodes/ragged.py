@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from geartrain.frames.message import Gradient, Payload
+from geartrain.native.calls import SeveralForm
 from geartrain.nodes.choice import Experience
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
@@ -51,6 +52,11 @@ class AbstractRaggedProgram(ABC):
             memory: Gets the gradient of what was read, if anybody wants it.
         """
 
+    @property
+    @abstractmethod
+    def listed(self) -> SeveralForm | None:
+        """How C calls it many at a time; None: it is called by itself."""
+
 
 class AbstractRaggedChoice(ABC):
     """Finds out, while a module runs by autograd, whether a program is faster."""
@@ -77,6 +83,16 @@ class AbstractRaggedChoice(ABC):
     @abstractmethod
     def memory(self, inputs: Payload, memory: Recalled) -> AbstractRaggedProgram | None:
         """That for rows that read a memory."""
+
+    @abstractmethod
+    def listed(self, inputs: Payload, memory: Payload | None) -> SeveralForm | None:
+        """How C calls the program for rows like these; None: there is none, or it is called by
+        itself.
+
+        Args:
+            inputs: Tensors like the arguments.
+            memory: Those of the memory that rows read, or None.
+        """
 
     @abstractmethod
     def give_up(self, why: str) -> None:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.frames.message import Gradient, IntArray, Payload, distinct
+from geartrain.native.calls import SeveralForm
 from geartrain.nodes.call import as_payload, differentiate, own_integers, run_module
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
@@ -124,6 +125,15 @@ class Remembering(AbstractKernel):
         """Autograd computes these rows for somebody else: a program is looked for."""
         if self._choice is not None and self._choice.undecided and inside is not None:
             self._choice.inside(inputs, inside)
+
+    def listed_inside(self, inputs: Payload) -> SeveralForm | None:
+        """How C calls it many at a time, for rows like these; None: it is called by itself."""
+        return None if self._choice is None else self._choice.listed(inputs, None)
+
+    def give_up(self, why: str) -> None:
+        """Its program is used no more."""
+        if self._choice is not None:
+            self._choice.give_up(why)
 
     @property
     def apart(self) -> bool:  # type: ignore[override]
@@ -325,6 +335,16 @@ class RememberingRead(ReadAgain):
         """Autograd computes these rows for somebody else: a program is looked for."""
         if self._choice is not None and self._choice.undecided:
             self._choice.memory(inputs, recalled())
+
+    def listed(self, inputs: Payload, memory: Payload) -> SeveralForm | None:
+        """How C calls it many at a time, for rows and a memory like these; None: it is called by
+        itself."""
+        return None if self._choice is None else self._choice.listed(inputs, memory)
+
+    def give_up(self, why: str) -> None:
+        """Its program is used no more."""
+        if self._choice is not None:
+            self._choice.give_up(why)
 
     @property
     def apart(self) -> bool:

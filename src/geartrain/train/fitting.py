@@ -37,6 +37,7 @@ from geartrain.engine.instrument import (
 from geartrain.engine.parts import original_name
 from geartrain.errors import DataError, WorkerDiedError
 from geartrain.garbage import old_objects_spared
+from geartrain.native.heap import heap
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.base import AbstractFeeder
 from geartrain.runtime.interrupt import Interruptible
@@ -90,6 +91,7 @@ class Fitting:
                 return self._run()
         finally:
             self._saving.close()
+            heap.give_back()
 
     def _run(self) -> Fit:
         outcome: Literal["done", "target reached", "interrupted", "failed"] = "failed"

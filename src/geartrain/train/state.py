@@ -258,7 +258,9 @@ class State:
     def ready_again(self) -> Engine:
         """A fresh engine of the graph that was checked; the old one is let go."""
         self._remember()
-        self.engine = self._made()
+        before, self.engine = self.engine, self._made()
+        if before is not None:
+            self.engine.take_over(before)
         return self.engine
 
     def put_active(self, number: int) -> None:

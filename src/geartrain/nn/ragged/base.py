@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -20,20 +20,20 @@ from geartrain.nn.ragged.values import (
     MEMBERS,
     NO_ROWS,
     PADDED,
-    TURNED,
     Axes,
     Buffer,
     Constant,
     CountedRows,
     DraftStep,
     HeldValue,
+    MostOf,
     RaggedValue,
     TraceCounts,
     WayOfSteps,
 )
 from geartrain.nn.record import Trace, draws
 
-Known: TypeAlias = RaggedValue | Constant | HeldValue | CountedRows | list[Any] | None
+Known: TypeAlias = RaggedValue | Constant | HeldValue | CountedRows | MostOf | list[Any] | None
 
 
 class AbstractLowering(ABC):
@@ -66,8 +66,8 @@ class AbstractLowering(ABC):
         dtype: torch.dtype,
     ) -> None:
         small, large = traces
-        self._counts, self._dtype = counts, dtype
-        self._shapes, self._constants = small.shapes, small.constants
+        self._counts, self.dtype = counts, dtype
+        self.shapes, self._constants = small.shapes, small.constants
         self.nodes = list(small.graph.nodes)
         others = list(large.graph.nodes)
         if [(x.op, x.target) for x in self.nodes if x.op == "call_function"] != [
@@ -76,24 +76,26 @@ class AbstractLowering(ABC):
             raise Refused("it computes otherwise for other numbers of rows")
         if any(draws(x) for x in self.nodes):
             raise Refused("chance has a part in it")
-        self._twin = dict(zip(self.nodes, others, strict=True))
+        self.twin = dict(zip(self.nodes, others, strict=True))
         self._large = large.shapes
         places = [x for x in self.nodes if x.op == "placeholder"]
         self.operands = places[:operands]
         self.inputs = places[operands : operands + len(given)]
         self.tangents = places[operands + len(given) :]
-        self._segment = None if segment is None else self.inputs[segment]
+        self.segment = None if segment is None else self.inputs[segment]
         self.forward, self.back = WayOfSteps(), WayOfSteps()
         self.ends = Buffer(BUNDLES, 1, role="ends")
         self.cells = Buffer(MEMBERS, 1, role="cells")
         self._ints: dict[fx.Node, Buffer] = {}
         self._floats: dict[fx.Node, Buffer] = {}
-        self._weights: dict[tuple[int, bool], Buffer] = {}
+        self.weights: dict[tuple[int, bool], Buffer] = {}
         self._held: dict[int, Buffer] = {}
         self.values: dict[fx.Node, Known] = {}
+        self.summed: dict[fx.Node, RaggedValue] = {}
+        """Nodes that are sums of rows, of which nothing is known but the rows."""
         self.of: dict[fx.Node, frozenset[int]] = {}
         for k, x in enumerate(self.operands):
-            shape = self._shapes[x]
+            shape = self.shapes[x]
             at = Buffer(NO_ROWS, math.prod(shape), role="operand", number=k)
             self.values[x] = RaggedValue(at, 0, 0, NO_ROWS, 1, shape)
         for k, (x, what) in enumerate(zip(self.inputs, given, strict=True)):
@@ -101,12 +103,13 @@ class AbstractLowering(ABC):
         for k, x in enumerate(self.tangents):
             at = Buffer(0, 0, True, "given", len(given) + k)
             self.values[x] = self._whole(x, at)
+        read = _read_by(self.nodes[-1])
         for x in self.nodes:
             own = {self.tangents.index(x)} if x in self.tangents else set()
             self.of[x] = frozenset(own.union(*(self.of[s] for s in x.all_input_nodes)))
             if x.op == "get_attr":
                 self.values[x] = self._constant(x)
-            elif x.op == "call_function":
+            elif x.op == "call_function" and x in read:
                 self.convert(x)
 
     def _input(self, x: fx.Node, k: int, what: str) -> Known:
@@ -120,7 +123,7 @@ class AbstractLowering(ABC):
 
     def _whole(self, x: fx.Node, buffer: Buffer) -> RaggedValue:
         like = self.like(x)
-        if x.meta.get("dtype") is not self._dtype or like.kind == NO_ROWS:
+        if x.meta.get("dtype") is not self.dtype or like.kind == NO_ROWS:
             raise Refused(f"it is given {x.meta.get('dtype')}")
         buffer.kind, buffer.entries = like.kind, like.times * like.width
         return RaggedValue(buffer, 0, like.width, like.kind, like.times, like.tail)
@@ -133,11 +136,16 @@ class AbstractLowering(ABC):
 
     def like(self, x: fx.Node) -> Axes:
         """Its axes."""
-        return self._counts.like(self._shapes[x], self._large[self._twin[x]])
+        return self._counts.like(self.shapes[x], self._large[self.twin[x]])
 
     def late(self, x: fx.Node) -> bool:
         """Whether it depends on a tangent."""
         return bool(self.of[x])
+
+    @staticmethod
+    def like_value(value: RaggedValue) -> Axes:
+        """Axes of numbers like these, that lie by themselves."""
+        return Axes(value.kind, value.times, value.tail, 1)
 
     def drafts(self, *, late: bool) -> WayOfSteps:
         return self.back if late else self.forward
@@ -169,12 +177,16 @@ class AbstractLowering(ABC):
         if isinstance(found, CountedRows):
             return self._as_float(x, found.node)
         if isinstance(found, Constant):
-            out = self.room(self.like(x), late=late)
-            self.plain(Op.ZERO, out, late=late)
-            if found.number:
-                self.plain(Op.ADD_NUMBER, out, out, number=found.number, late=late)
-            return out
+            return self._everywhere(found.number, self.like(x), late=late)
         raise Refused(f"{x.target} has no steps")
+
+    def _everywhere(self, number: float, like: Axes, *, late: bool) -> RaggedValue:
+        """The same number in all entries."""
+        out = self.room(like, late=late)
+        self.plain(Op.ZERO, out, late=late)
+        if number:
+            self.plain(Op.ADD_NUMBER, out, out, number=number, late=late)
+        return out
 
     def _recalled(self, held: HeldValue, *, late: bool) -> RaggedValue:
         drafts = self.drafts(late=late)
@@ -227,10 +239,14 @@ class AbstractLowering(ABC):
         index: Buffer | None = None,
         inside: bool = False,
         cells: Buffer | None = None,
+        width: int = 0,
+        many: int = 0,
+        number: float = 0.0,
     ) -> None:
         """One that leads from rows to others."""
         ends = self.ends if inside else None
-        draft = DraftStep(way, 0, out, list(reads), reads[0].width, kind, times)
+        draft = DraftStep(way, 0, out, list(reads), width or reads[0].width, kind, times)
+        draft.many, draft.number = many, number
         draft.source, draft.source_times, draft.index, draft.ends = (
             source,
             source_times,
@@ -269,6 +285,12 @@ class AbstractLowering(ABC):
         )
         return out
 
+    def turned_over(self, value: RaggedValue, *, late: bool) -> RaggedValue:
+        """Less than nothing: of which the most is the least."""
+        out = self.room(self.like_value(value), late=late)
+        self.plain(Op.NEG, out, value, late=late)
+        return out
+
     def dense(self, value: RaggedValue, *, late: bool) -> RaggedValue:
         """All of a buffer."""
         value = self.full(value, late=late)
@@ -292,19 +314,17 @@ class AbstractLowering(ABC):
 
     def fit(self, x: Any, like: Axes, *, late: bool) -> RaggedValue:
         """A node as it is read for a result with these axes."""
-        value = self.value(x, late=late)
-        tail, mine = value.tail, self.like(x)
+        known = self.values.get(x) if isinstance(x, fx.Node) else None
+        if isinstance(known, Constant):
+            return self._everywhere(known.number, like, late=late)
+        value, mine = self.value(x, late=late), self.like(x)
+        tail = value.tail
         if value.kind == NO_ROWS:
-            while tail[:1] == (1,) and len(tail) > len(like.tail):
-                tail = tail[1:]
+            tail = _behind_rows(tail, like)
         elif (value.kind, value.times) != (like.kind, like.times):
-            if (mine.kind, mine.times, like.kind) != (BUNDLES, 1, MEMBERS) or like.lead != PADDED:
-                raise Refused("rows of two kinds meet")
-            if tail[:1] != (1,):
-                raise Refused("rows of two kinds meet")
-            tail = tail[1:]
-            value = self.spread(replace(value, tail=tail), late=late)
-        if value.kind == MEMBERS and not lie_alike(mine, like):
+            value = self._met(value, mine, like, late=late)
+            tail = value.tail
+        elif mine.place != like.place:
             raise Refused("axes that do not fit")
         if tail == like.tail:
             return replace(value, tail=tail)
@@ -312,11 +332,29 @@ class AbstractLowering(ABC):
             return replace(value, tail=like.tail, one=like.width > 1)
         return self._widened(value, tail, like, late=late)
 
+    def _met(self, value: RaggedValue, mine: Axes, like: Axes, *, late: bool) -> RaggedValue:
+        """What bundles have, where members are."""
+        heads = like.tail[0] if like.merged else 1
+        if (mine.kind, mine.times) != (BUNDLES, heads) or (like.kind, like.lead) != (
+            MEMBERS,
+            PADDED,
+        ):
+            raise Refused("rows of two kinds meet")
+        at = like.members - 1
+        if like.at < 0 or len(mine.tail) <= at or mine.tail[at] != 1:
+            raise Refused("rows of two kinds meet")
+        tail = (*mine.tail[:at], *mine.tail[at + 1 :])
+        if like.merged:
+            value = self.dense(value, late=late)
+            tail = heads, *tail
+            value = replace(value, times=1, row=math.prod(tail))
+        return self.spread(replace(value, tail=tail), late=late)
+
     def _widened(
         self, value: RaggedValue, tail: tuple[int, ...], like: Axes, *, late: bool
     ) -> RaggedValue:
         """With some axes of one entry made as long as they are read."""
-        if value.kind == NO_ROWS or len(tail) != len(like.tail):
+        if len(tail) != len(like.tail):
             raise Refused("axes that do not fit")
         wide = [k for k, (a, b) in enumerate(zip(tail, like.tail, strict=True)) if a != b]
         if wide != list(range(wide[0], wide[-1] + 1)):
@@ -327,9 +365,18 @@ class AbstractLowering(ABC):
         self.plain(Op.EXPAND, out, value, late=late, width=value.width, many=many, inner=inner)
         return out
 
-    def _elementwise(
+    def elementwise(
         self, x: fx.Node, op: Op, sources: Sequence[Any], number: float = 0.0, ones: int = 0
     ) -> None:
+        """A step that is done entry by entry.
+
+        Args:
+            x: What it makes.
+            op: The step.
+            sources: What it reads.
+            number: Of the step.
+            ones: How many of them may have one entry that is read for all.
+        """
         late, like = self.late(x), self.like(x)
         reads = []
         for source in sources:
@@ -342,6 +389,15 @@ class AbstractLowering(ABC):
         self.plain(op, out, *reads, number=number, late=late)
         self.values[x] = out
 
+    def whole(self, x: Any, *, late: bool) -> RaggedValue:
+        """A node with all numbers that a row has."""
+        return self.full(self.value(x, late=late), late=late)
+
+    def number(self, x: Any) -> Any:
+        """An argument, or the number that it is everywhere."""
+        known = self.values.get(x) if isinstance(x, fx.Node) else None
+        return known.number if isinstance(known, Constant) else x
+
     @abstractmethod
     def convert(self, x: fx.Node) -> None:
         """Write the steps of a node.
@@ -351,7 +407,58 @@ class AbstractLowering(ABC):
         """
 
 
-def lie_alike(one: Axes, other: Axes) -> bool:
-    """Whether the numbers of members come in the same order."""
-    turned = one.lead == TURNED, other.lead == TURNED
-    return turned[0] == turned[1] or math.prod(one.tail) == math.prod(other.tail) == 1
+def _behind_rows(tail: tuple[int, ...], like: Axes) -> tuple[int, ...]:
+    """The axes of what has no rows, without those along which rows are."""
+    rank = like.lead + len(like.tail) - like.merged
+    if len(tail) > rank:
+        raise Refused("axes that do not fit")
+    tail = (1,) * (rank - len(tail)) + tail
+    if like.lead < PADDED:
+        rows = [like.at] if like.lead else []
+    else:
+        rows = [like.members, 1 if like.at < 0 else 0]
+    if any(tail[k] != 1 for k in rows):
+        raise Refused("axes that do not fit")
+    found = tuple(n for k, n in enumerate(tail) if k not in rows)
+    return (1, *found) if like.merged else found
+
+
+Convert: TypeAlias = Callable[[AbstractLowering, fx.Node], None]
+"""Writes the steps of a node."""
+
+
+def numbers_of(x: fx.Node) -> list[Any]:
+    """Arguments of a node that are no nodes."""
+    found: list[Any] = []
+
+    def look(value: Any) -> None:
+        if isinstance(value, (tuple, list)):
+            for each in value:
+                look(each)
+        elif not isinstance(value, fx.Node):
+            found.append(value)
+
+    look(list(x.args))
+    look(list(x.kwargs.values()))
+    return found
+
+
+def same_numbers(x: fx.Node, twin: fx.Node, but: int | None = None) -> None:
+    """Raises:
+    Refused: It depends on how many rows there are.
+    """
+    for k, (a, b) in enumerate(zip(x.args, twin.args, strict=True)):
+        if k != but and not isinstance(a, (fx.Node, tuple, list)) and a != b:
+            raise Refused(f"{x.target} with {a} in one trace and {b} in another")
+
+
+def _read_by(node: fx.Node) -> set[fx.Node]:
+    """All that a node is made of."""
+    seen: set[fx.Node] = set()
+    waiting = list(node.all_input_nodes)
+    while waiting:
+        x = waiting.pop()
+        if x not in seen:
+            seen.add(x)
+            waiting += x.all_input_nodes
+    return seen

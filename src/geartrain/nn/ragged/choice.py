@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from geartrain.errors import GraphError
 from geartrain.frames.message import Gradient, Payload
 from geartrain.native import operations
+from geartrain.native.calls import SeveralForm
 from geartrain.native.fused import available
 from geartrain.native.steady import firing
 from geartrain.nn.auto import FIRINGS, LARGE_FIRINGS, LARGE_ROWS, ROWS, UNCLEAR, WORTH
@@ -32,6 +33,7 @@ from geartrain.nn.program import Operands
 from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
 from geartrain.nn.ragged.cut import RaggedCut
 from geartrain.nn.ragged.derivation import derive_inside, derive_memory
+from geartrain.nn.ragged.listed import inputs_of, listed
 from geartrain.nn.ragged.program import RaggedCall, RaggedKept, RaggedProgram
 from geartrain.nn.registry import kind_of
 from geartrain.nn.structure import Structure
@@ -130,6 +132,14 @@ class DerivedRagged(AbstractRaggedProgram):
 
     def __init__(self, program: RaggedProgram, columns: int, edges: Mapping[str, bool]) -> None:
         self._program, self._columns, self._edges = program, columns, edges
+        self._listed: list[SeveralForm | None] = []
+
+    @property
+    def listed(self) -> SeveralForm | None:
+        if not self._listed:
+            cut = self._program.cut
+            self._listed.append(listed(self._program, inputs_of(cut, self._edges)))
+        return self._listed[0]
 
     def inside(self, inputs: Payload, inside: Inside) -> tuple[Payload, Any]:
         return self._program.forward(call_of_inside(inputs, inside, self._edges))
@@ -232,6 +242,13 @@ class RaggedChoice(AbstractRaggedChoice):
             return derive_memory(self._module.function, inputs, memory.payload, columns)
 
         return self._decide(kind, (kind, "memory"), make, {}, inputs, None, memory)
+
+    def listed(self, inputs: Payload, memory: Payload | None) -> SeveralForm | None:
+        if self._settled or self._program is None:
+            return None
+        kind = kind_of(inputs)
+        found = self._valid(kind if memory is None else (kind, kind_of(memory)))
+        return None if found is None else found.listed
 
     def give_up(self, why: str) -> None:
         self._program, self._settled = None, True

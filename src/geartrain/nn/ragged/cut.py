@@ -7,7 +7,6 @@ rooms that are written forward and read back             ─► residuals, side 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, final
@@ -15,13 +14,15 @@ from typing import Any, Final, Literal, TypeAlias, final
 import torch
 from torch import fx
 
-from geartrain.native.fused import At, Op, Step
-from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
+from geartrain.native.fused import Op
+from geartrain.native.ragged import Way
 from geartrain.nn.emit import emit
 from geartrain.nn.places import Refused
+from geartrain.nn.ragged.drafts import needed, together
 from geartrain.nn.ragged.lower import Lowering
+from geartrain.nn.ragged.over import sums_rows
+from geartrain.nn.ragged.routine import RaggedRoutine
 from geartrain.nn.ragged.values import (
-    BUNDLES,
     HELD,
     MEMBERS,
     NO_ROWS,
@@ -77,114 +78,20 @@ class RaggedTerm:
 
 
 @final
-class RaggedRoutine:
-    """One program, and where a call finds its tensors.
+@dataclass(frozen=True, slots=True)
+class CountedInts:
+    """Row numbers that are read.
 
     Args:
-        drafts: Its steps.
-        given: Buffers that lie elsewhere than in room of the call.
-        ends: Where bundles begin and end.
-        dtype: Of all numbers.
-
-    Attributes:
-        slots: By buffer that is not in between.
+        node: What they are computed by.
+        kind, times: They are so many times the rows of that kind.
+        inputs: Of which inputs.
     """
 
-    def __init__(
-        self,
-        drafts: Sequence[DraftStep],
-        given: set[Buffer],
-        ends: Buffer,
-        dtype: torch.dtype,
-    ) -> None:
-        self.slots: dict[Buffer, int] = {}
-        self._room: list[int] = []
-        self._kinds: list[int] = []
-        local = all(map(_is_local, drafts)) and any(d.way is not Way.PLAIN for d in drafts)
-        if local:
-            self._outer(ends)
-        last: dict[Buffer, int] = {}
-        for number, draft in enumerate(drafts):
-            for buffer in (draft.out.buffer, *draft.read()):
-                last[buffer] = number
-        ending: dict[int, list[Buffer]] = {}
-        for buffer, number in last.items():
-            ending.setdefault(number, []).append(buffer)
-        free: dict[tuple[int, int], list[int]] = {}
-        own: dict[Buffer, int] = {}
-        steps = []
-        for number, draft in enumerate(drafts):
-            places = [self._at(v, own, free, given) for v in (draft.out, *draft.reads)]
-            index = -1 if draft.index is None else self._outer(draft.index)
-            inside = -1 if draft.ends is None else self._outer(draft.ends)
-            cells = -1 if draft.cells is None else self._outer(draft.cells)
-            step = Step(
-                Op(draft.op), draft.width, tuple(places), draft.many, draft.inner, draft.number
-            )
-            steps.append(
-                RaggedStep(
-                    Way(draft.way),
-                    step,
-                    draft.kind,
-                    draft.times,
-                    draft.source,
-                    draft.source_times,
-                    index,
-                    inside,
-                    cells,
-                )
-            )
-            for buffer in ending.get(number, ()):
-                slot = own.pop(buffer, None)
-                if slot is not None:
-                    free.setdefault((buffer.kind, buffer.entries), []).append(slot)
-        self.steps = RaggedSteps(
-            steps, self._room, self._kinds, dtype, self.slots[ends] if local else -1
-        )
-        self.size = len(self._room)
-
-    def _outer(self, buffer: Buffer) -> int:
-        """The slot of what lies elsewhere."""
-        found = self.slots.get(buffer)
-        if found is None:
-            found = self.slots[buffer] = len(self._room)
-            self._room.append(0)
-            self._kinds.append(0)
-        return found
-
-    def _at(
-        self,
-        value: RaggedValue | None,
-        own: dict[Buffer, int],
-        free: dict[tuple[int, int], list[int]],
-        given: set[Buffer],
-    ) -> At:
-        if value is None:
-            return At()
-        buffer = value.buffer
-        if buffer.role != "room" or buffer in given:
-            slot = self._outer(buffer)
-        elif buffer in own:
-            slot = own[buffer]
-        else:
-            unused = free.get((buffer.kind, buffer.entries))
-            slot = unused.pop() if unused else len(self._room)
-            if slot == len(self._room):
-                self._room.append(buffer.entries)
-                self._kinds.append(buffer.kind)
-            own[buffer] = slot
-        return At(slot, value.at, value.row, value.one)
-
-
-def _is_local(draft: DraftStep) -> bool:
-    """Whether a step leads from no bundle to another."""
-    if draft.way is Way.MOVE:
-        return False
-    if draft.way is Way.TAKE:
-        return draft.source == HELD and draft.kind == MEMBERS
-    if draft.way is Way.ADD_AT:
-        return draft.source == HELD and draft.kind == MEMBERS
-    return draft.kind in (BUNDLES, MEMBERS)
+    node: fx.Node
+    kind: int
+    times: int
+    inputs: frozenset[int]
 
 
 @final
@@ -201,7 +108,10 @@ class RaggedCut:
         gradients: By input that has one: where it is made, and the tangents that it comes from.
         held: By input that a memory holds: the sums that are added to, and their tangents.
         terms: What the operands get.
-        ints: Row numbers that are read, and the function that computes them of the integers.
+        inputs: How many.
+        memory: Those of them that a memory holds.
+        ints: Row numbers that are read.
+        count: Computes them, of the inputs.
         made: Of the way back, the tensors of its own.
         tangents: The output of each tangent.
         used: Inputs that are read.
@@ -216,7 +126,9 @@ class RaggedCut:
     gradients: dict[int, tuple[Tensors, frozenset[int]]]
     held: dict[int, frozenset[int]]
     terms: tuple[RaggedTerm, ...]
-    ints: tuple[fx.Node, ...]
+    inputs: int
+    memory: tuple[int, ...]
+    ints: tuple[CountedInts, ...]
     count: Callable[..., tuple[torch.Tensor, ...]]
     made: tuple[Tensors, ...]
     tangents: tuple[int, ...]
@@ -280,13 +192,13 @@ class Cutter:
             sums.append(self._into_memory(i, low.full(value, late=True)))
         results = [t.buffer for t, _ in gradients.values()]
         results += [t.buffer for term in terms for t in term.tensors]
-        back = _needed([*low.back.steps, *sums], results, sums)
-        without = _needed(low.back.steps, results, [])
+        back = needed([*low.back.steps, *sums], results, sums)
+        without = needed(low.back.steps, results, [])
         asked = {b for d in back for b in d.read()} | set(results)
         ours = [d.out.buffer for d in low.forward.steps]
         residuals = tuple(dict.fromkeys(b for b in ours if b in asked and b.role == "room"))
         made = [t for t in outputs if isinstance(t, Tensors)]
-        forward = _needed(low.forward.steps, [*residuals, *(t.buffer for t in made)], [])
+        forward = needed(low.forward.steps, [*residuals, *(t.buffer for t in made)], [])
         kept = set(residuals)
         tensors = {t.buffer: t for t, _ in gradients.values()}
         tensors |= {t.buffer: t for term in terms for t in term.tensors}
@@ -294,10 +206,10 @@ class Cutter:
         given = kept | {t.buffer for t in made}
         of_back = kept | {t.buffer for t in own}
         forward, back, without = (
-            _together(steps, kept | {t.buffer for t in [*made, *tensors.values()]})
+            together(steps, kept | {t.buffer for t in [*made, *tensors.values()]})
             for steps in (forward, back, without)
         )
-        if sum(b.entries for b in low._weights.values()) > MOST_WEIGHTS:
+        if sum(b.entries for b in low.weights.values()) > MOST_WEIGHTS:
             raise Refused("its weights are large")
         outside = {t.buffer for t in made} & kept
         if outside:  # an output that is kept too lies by itself, and is copied
@@ -311,6 +223,8 @@ class Cutter:
             gradients,
             held,
             tuple(terms),
+            len(low.inputs),
+            tuple(self._held),
             *self._counted([*forward, *back], terms),
             own,
             self._of_output,
@@ -372,15 +286,23 @@ class Cutter:
             if len({(t.buffer.kind, t.buffer.entries // t.tail[0]) for t in tensors}) != 1:
                 raise Refused("a product of rows of two kinds")
             yield RaggedTerm(operand, "product", tensors, of)
-        elif (rows := self._summed(d)) is not None and not turned:
-            found = self._rows(rows, flat=True)
-            if low._shapes[low.operands[operand]] != found.tail:
+        elif not turned and (found := self._added_up(d)) is not None:
+            if low.shapes[low.operands[operand]] != found.tail:
                 raise Refused("a sum of rows for other than a vector")
             yield RaggedTerm(operand, "sum", (found,), of)
         elif not turned and (table := self._table(d)) is not None:
             yield self._of_table(operand, *table[:2], of, table[2])
         else:
             raise Refused(f"a weight's gradient is of {target}")
+
+    def _added_up(self, d: fx.Node) -> Tensors | None:
+        """The rows of whose sum a node is, as a matrix."""
+        low = self._low
+        if d in low.summed:
+            value = low.full(low.summed[d], late=True)
+            return Tensors(self._tensor(value, late=True).buffer, (value.width,))
+        rows = self._summed(d)
+        return None if rows is None else self._rows(rows, flat=True)
 
     def _table(self, d: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
         """Rows that are added to a table's, their numbers, and the number that gets nothing."""
@@ -420,7 +342,7 @@ class Cutter:
         args: Any = d.args
         while d.target in (aten.view.default, aten.squeeze.dim, aten.squeeze.dims):
             d, args = args[0], args[0].args
-        if d.target is not aten.sum.dim_IntList or not self._low._sums_rows(d):
+        if d.target is not aten.sum.dim_IntList or not sums_rows(self._low, d):
             return None
         rows: fx.Node = args[0]
         return rows
@@ -438,17 +360,12 @@ class Cutter:
         found |= {y for y in outputs if isinstance(y, int)}
         waiting = [b.node for b in buffers if b.node is not None]
         waiting += [term.index for term in terms if term.index is not None]
-        seen: set[fx.Node] = set()
-        while waiting:
-            x = waiting.pop()
-            if x not in seen:
-                seen.add(x)
-                waiting += x.all_input_nodes
+        seen = _above(waiting)
         return frozenset(found | {k for k, x in enumerate(self._low.inputs) if x in seen})
 
     def _counted(
         self, drafts: Sequence[DraftStep], terms: Sequence[RaggedTerm]
-    ) -> tuple[tuple[fx.Node, ...], Callable[..., tuple[torch.Tensor, ...]]]:
+    ) -> tuple[tuple[CountedInts, ...], Callable[..., tuple[torch.Tensor, ...]]]:
         """Row numbers that are read, and what computes them."""
         found: dict[fx.Node, None] = {}
         for buffer in (b for d in drafts for b in d.read()):
@@ -460,64 +377,28 @@ class Cutter:
         graph, made = fx.Graph(), {}
         for x in self._low.inputs:
             made[x] = graph.placeholder(x.name)
-        needed = needed_by(found, made)
+        above = needed_by(found, made)
         for x in self._low.nodes:
-            if x in needed:
+            if x in above:
                 made[x] = graph.node_copy(x, made.__getitem__)
         graph.output(tuple(made[x] for x in found))
-        return tuple(found), emit(graph, {})
+        return tuple(map(self._ints_of, found)), emit(graph, {})
+
+    def _ints_of(self, node: fx.Node) -> CountedInts:
+        like, inputs = self._low.like(node), self._low.inputs
+        seen = _above([node])
+        return CountedInts(
+            node, like.kind, like.times, frozenset(k for k, x in enumerate(inputs) if x in seen)
+        )
 
 
-def _together(drafts: Sequence[DraftStep], asked: set[Buffer]) -> list[DraftStep]:
-    """The same steps, with products that are just added up made and added in one,
-    and rows that are just taken and added moved."""
-    written, read = Counter(d.out.buffer for d in drafts), Counter()  # type: ignore[var-annotated]
-    for draft in drafts:
-        read.update(draft.read())
-    factors: dict[Buffer, DraftStep] = {}
-    found: list[DraftStep] = []
-    for draft in drafts:
-        buffer = draft.out.buffer
-        factor = draft.way is Way.PLAIN and draft.op == Op.MUL
-        if (factor or draft.way is Way.TAKE) and buffer.role == "room":
-            if buffer not in asked and written[buffer] == read[buffer] == 1:
-                factors[buffer] = draft
-        (source, *_) = draft.reads or [None]
-        product = factors.get(source.buffer) if source is not None else None
-        if product is not None and source is not None and source.dense:
-            if product.way is Way.TAKE:
-                if draft.way is Way.ADD_AT:
-                    found = [d for d in found if d is not product]
-                    moved = replace(product, way=Way.MOVE, out=draft.out, cells=draft.index)
-                    moved.many, moved.inner = draft.source, draft.source_times
-                    found.append(moved)
-                else:
-                    found.append(draft)
-                continue
-            a, b = product.reads
-            ones = [v for v in (a, b) if v is not None and v.one]
-            of = replace(draft, reads=[a, b], width=product.width, op=0)
-            whole = draft.op == Op.REDUCE and draft.inner == 1 and draft.many == product.width
-            if draft.way is Way.PLAIN and whole and not ones:
-                found = [d for d in found if d is not product]
-                found.append(replace(of, way=Way.DOT))
-                continue
-            if draft.way is Way.SUM_OVER and len(ones) == 1:
-                found = [d for d in found if d is not product]
-                rows = b if ones[0] is a else a
-                found.append(replace(of, way=Way.SUM_TIMES, reads=[rows, ones[0]]))
-                continue
-        found.append(draft)
-    return found
-
-
-def _needed(
-    drafts: Sequence[DraftStep], roots: Sequence[Buffer], always: Sequence[DraftStep]
-) -> list[DraftStep]:
-    """Steps without which these buffers would not be what they are."""
-    wanted, found = set(roots), []
-    for draft in reversed(drafts):
-        if draft.out.buffer in wanted or any(draft is each for each in always):
-            found.append(draft)
-            wanted.update(draft.read())
-    return found[::-1]
+def _above(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Nodes, and all that they are made of."""
+    seen: set[fx.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        x = waiting.pop()
+        if x not in seen:
+            seen.add(x)
+            waiting += x.all_input_nodes
+    return seen

@@ -215,7 +215,14 @@ class _RaggedDerivation:
         if len(floats) != 1 or len(tangents) < len(outputs[0]) or not available(floats[0]):
             raise GraphError("it computes with other than one kind of floating-point numbers")
         small, large = (
-            trace(self._call, operands, learned, xs, [torch.ones_like(y[j]) for j in tangents])
+            trace(
+                self._call,
+                operands,
+                learned,
+                xs,
+                [torch.ones_like(y[j]) for j in tangents],
+                composed=True,
+            )
             for xs, y in zip(self._samples, outputs, strict=True)
         )
         if structure.now() != structure.settings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, cast, final
 
 import torch
@@ -15,7 +16,8 @@ from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.native.fused import packed
 from geartrain.native.steady import firing
 from geartrain.nn.program import Operands
-from geartrain.nn.ragged.cut import RaggedCut, RaggedRoutine, RaggedTerm, Tensors
+from geartrain.nn.ragged.cut import RaggedCut, RaggedTerm, Tensors
+from geartrain.nn.ragged.routine import RaggedRoutine
 from geartrain.nn.ragged.values import Buffer
 from geartrain.nodes.gradient import GradientSum
 
@@ -72,7 +74,27 @@ class RaggedKept:
 
 
 @final
-class _RaggedPlan:
+@dataclass(frozen=True, slots=True)
+class RaggedFound:
+    """What the way back of some calls has found for the weights.
+
+    Args:
+        tensor: Gives it.
+        ints: Row numbers that were counted.
+        sizes: How many rows of each kind there are.
+        counted: Kind of the rows that updates are told for.
+        owners: The owner of each row of another kind among those, by kind.
+    """
+
+    tensor: Callable[[Tensors], Tensor]
+    ints: Sequence[Tensor]
+    sizes: Sequence[int]
+    counted: int
+    owners: Callable[[int], IntArray]
+
+
+@final
+class RaggedPlan:
     """Where a routine's addresses come from.
 
     Args:
@@ -134,8 +156,8 @@ class RaggedProgram:
         self._like = torch.empty(0, dtype=cut.dtype)
         self._size = self._like.itemsize
         self._firing = 0
-        self._always: dict[_RaggedPlan, tuple[list[int], list[Tensor]]] = {}
-        self._places = ints = {node: k for k, node in enumerate(cut.ints)}
+        self._always: dict[RaggedPlan, tuple[list[int], list[Tensor]]] = {}
+        self._places = ints = {each.node: k for k, each in enumerate(cut.ints)}
         self._residuals = residuals = {b: k for k, b in enumerate(cut.residuals)}
         self._later = [t for t in cut.terms if t.how != "rows"]
         self._at_once = [t for t in cut.terms if t.how == "rows"]
@@ -145,9 +167,9 @@ class RaggedProgram:
         self._own = [_shape(y) for y in cut.made]
         self._number = {y.buffer: k for k, y in enumerate(cut.made)}
         of_output = {y.buffer: k for k, y in enumerate(made)}
-        self._forward = _RaggedPlan(cut.forward, residuals, of_output, ints)
-        self._back = _RaggedPlan(cut.back, residuals, self._number, ints)
-        self._without = _RaggedPlan(cut.without, residuals, self._number, ints)
+        self._forward = RaggedPlan(cut.forward, residuals, of_output, ints)
+        self._back = RaggedPlan(cut.back, residuals, self._number, ints)
+        self._without = RaggedPlan(cut.without, residuals, self._number, ints)
 
     def forward(self, call: RaggedCall) -> tuple[Payload, RaggedKept]:
         """Outputs, and what ``backward`` wants.
@@ -199,6 +221,16 @@ class RaggedProgram:
         self._learn(kept, came, made, dys, into)
         return tuple(answers)
 
+    @property
+    def cut(self) -> RaggedCut:
+        """What it does."""
+        return self._cut
+
+    @property
+    def plans(self) -> tuple[RaggedPlan, RaggedPlan, RaggedPlan]:
+        """Of the way forward, of that back, and of that back without gradients of a memory."""
+        return self._forward, self._back, self._without
+
     def touched(self, gradients: Gradient) -> dict[int, bool]:
         """By input that a memory holds, whether it gets a gradient."""
         came = self._came(gradients)
@@ -247,7 +279,7 @@ class RaggedProgram:
 
     def _run(
         self,
-        plan: _RaggedPlan,
+        plan: RaggedPlan,
         kept: RaggedKept,
         made: Sequence[Tensor],
         dys: Sequence[Tensor],
@@ -255,7 +287,7 @@ class RaggedProgram:
     ) -> None:
         call, dtype, size = kept.call, self._cut.dtype, self._size
         inputs, sizes = call.inputs, call.sizes
-        addresses = self._operand_addresses(plan).copy()
+        addresses = self.operand_addresses(plan).copy()
         base, places = kept.residuals.data_ptr(), kept.places
         for slot, k in plan.residuals:
             addresses[slot] = base + places[k] * size
@@ -279,7 +311,7 @@ class RaggedProgram:
                 addresses[slot] = numbers.ctypes.data
         plan.routine.steps.run(sizes, addresses)
 
-    def _operand_addresses(self, plan: _RaggedPlan) -> list[int]:
+    def operand_addresses(self, plan: RaggedPlan) -> list[int]:
         """Where weights lie, for the length of a firing."""
         number = firing.number
         if number != self._firing or not number:
@@ -305,29 +337,42 @@ class RaggedProgram:
         into: GradientSum,
     ) -> None:
         """Add what the way back has found for the weights."""
-        operands, call = self._operands.tensors(), kept.call
+        call = kept.call
+        kind, owners = call.counted
+        shaped = partial(self._shaped, kept=kept, made=made, dys=dys)
+        found = RaggedFound(shaped, kept.ints, call.sizes, kind, owners)
+        self.learn(found, came, into)
+
+    def learn(self, found: RaggedFound, came: frozenset[int], into: GradientSum) -> None:
+        """Add what the way back of some calls has found for the weights.
+
+        Args:
+            found: It.
+            came: Tangents that have come.
+            into: Gets it; updates are told row by row of the kind that ``found`` counts.
+        """
+        operands = self._operands.tensors()
         several = None
         if into.of_several:
-            several = into.updates_of(call.sizes[call.counted[0]])
+            several = into.updates_of(found.sizes[found.counted])
         terms: Sequence[RaggedTerm] = self._cut.terms
         if several is None and len(came) == len(self._cut.tangents) and self._later:
-            rows = max([call.sizes[t.tensors[0].buffer.kind] for t in self._later])
+            rows = max([found.sizes[t.tensors[0].buffer.kind] for t in self._later])
             learn = all(operands[t.operand].requires_grad for t in self._later)
             if rows < MOST_LATER and learn:
-                some = [self._shaped(x, kept, made, dys) for t in self._later for x in t.tensors]
+                some = [found.tensor(x) for t in self._later for x in t.tensors]
                 terms = self._at_once if into.add_later(self, tuple(some), rows) else terms
         for term in terms:
             parameter = operands[term.operand]
             if not term.tangents & came or not parameter.requires_grad:
                 continue
-            tensors = [self._shaped(t, kept, made, dys) for t in term.tensors]
+            tensors = [found.tensor(t) for t in term.tensors]
             kind = term.tensors[0].buffer.kind
-            if several is None or kind == call.counted[0]:
-                self._add(term, cast(nn.Parameter, parameter), tensors, kept, into)
+            if several is None or kind == found.counted:
+                self._add(term, cast(nn.Parameter, parameter), tensors, found, into)
                 continue
-            each = several[call.counted[1](kind)]
-            with into.of_updates(each):
-                self._add(term, cast(nn.Parameter, parameter), tensors, kept, into)
+            with into.of_updates(several[found.owners(kind)]):
+                self._add(term, cast(nn.Parameter, parameter), tensors, found, into)
 
     def add_all(self, found: Sequence[Payload], into: GradientSum) -> None:
         """Add the products and sums of several calls."""
@@ -345,7 +390,7 @@ class RaggedProgram:
         term: RaggedTerm,
         parameter: nn.Parameter,
         tensors: Sequence[Tensor],
-        kept: RaggedKept,
+        found: RaggedFound,
         into: GradientSum,
     ) -> None:
         if term.how == "product":
@@ -353,7 +398,7 @@ class RaggedProgram:
         elif term.how == "sum":
             into.add_sum(parameter, tensors[0])
         else:
-            rows, ids = tensors[0], kept.ints[self._places[cast(Any, term.index)]]
+            rows, ids = tensors[0], found.ints[self._places[cast(Any, term.index)]]
             if term.padding >= 0:
                 rows = rows.masked_fill((ids == term.padding)[:, None], 0.0)
             if self._operands.sparse[term.operand]:

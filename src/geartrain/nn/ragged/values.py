@@ -22,8 +22,9 @@ EDGES: Final = 2
 HELD: Final = 3
 KINDS: Final = 4
 PADDED: Final = 2
-TURNED: Final = 3
-"""Leads of what is padded."""
+"""The lead of what is padded."""
+SWAPPED: Final = -1
+"""Members come before bundles."""
 NO_ROWS: Final = -1
 """Of what has no rows: weights."""
 
@@ -49,19 +50,54 @@ class Axes:
 
     Args:
         kind, times: It has so many times the rows of that kind.
-        tail: The axes behind those.
-        lead: How many axes count rows, or are before the last that does: 2 where bundles are
-            padded, and 3 where their members come last, ``(n, k, members)``.
+        tail: The other axes.
+        lead: How many axes count rows: 2 where bundles are padded, and members have an axis of
+            their own.
+        at: How many of the other axes are before that of members, which is after that of bundles;
+            or ``SWAPPED``. Where there is but one, those of one entry before it. Numbers of a row
+            lie in the order of ``tail``, wherever that is.
+        merged: Whether the first of these is one axis with that of bundles.
     """
 
     kind: int
     times: int
     tail: tuple[int, ...]
     lead: int
+    at: int = 0
+    merged: bool = False
 
     @property
     def width(self) -> int:
         return math.prod(self.tail)
+
+    @property
+    def before(self) -> int:
+        """Numbers of a row before which all members come: numbers lie alike where it is equal."""
+        return math.prod(self.tail[: max(self.at, 0)])
+
+    @property
+    def members(self) -> int:
+        """The axis of members, or that of all rows."""
+        if self.lead < PADDED:
+            return self.at
+        return 0 if self.at == SWAPPED else 1 + self.at - self.merged
+
+    @property
+    def place(self) -> tuple[int, int, bool]:
+        """Which axes count rows."""
+        return self.lead, self.at, self.merged
+
+    def tail_axis(self, dim: int) -> int:
+        """Which axis of the tail an axis is; -1: it counts rows."""
+        if not self.lead:
+            return dim
+        if self.lead < PADDED:
+            return -1 if dim == self.at else dim - (dim > self.at)
+        if dim == self.members or dim == (1 if self.at == SWAPPED else 0):
+            return -1
+        if self.at == SWAPPED:
+            return dim - 2
+        return dim - 1 - (dim > self.members) + self.merged
 
 
 @final
@@ -97,12 +133,20 @@ class TraceCounts:
         found = self.of(small[0], large[0])
         if differ == [0] and found is not None:
             return Axes(*found, tuple(small[1:]), 1)
-        padded = self.padded is not None and differ == [0, 1] and found == (BUNDLES, 1)
-        if padded and (small[1], large[1]) == self.padded:
-            return Axes(MEMBERS, 1, tuple(small[2:]), 2)
-        turned = self.padded is not None and differ == [0, 2] and found == (BUNDLES, 1)
-        if turned and len(small) == 3 and (small[2], large[2]) == self.padded:
-            return Axes(MEMBERS, 1, (small[1],), TURNED)
+        first = differ[0]
+        counted = self.of(small[first], large[first])
+        if len(differ) == 1 and counted is not None and set(small[:first]) == {1}:
+            return Axes(*counted, (*small[:first], *small[first + 1 :]), 1, first)
+        if self.padded is not None and len(differ) == 2 and differ[0] == 0:
+            j = differ[1]
+            tail = (*small[1:j], *small[j + 1 :])
+            if found is not None and found[0] == BUNDLES and (small[j], large[j]) == self.padded:
+                if found[1] == 1:
+                    return Axes(MEMBERS, 1, tail, PADDED, j - 1)
+                return Axes(MEMBERS, 1, (found[1], *tail), PADDED, j, merged=True)
+            if j == 1 and (small[0], large[0]) == self.padded:
+                if self.of(small[1], large[1]) == (BUNDLES, 1):
+                    return Axes(MEMBERS, 1, tail, PADDED, SWAPPED)
         raise Refused(
             f"a tensor of shape {tuple(small)} in one trace and {tuple(large)} in another"
         )
@@ -174,6 +218,16 @@ class HeldValue:
 
     number: int
     tail: tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MostOf:
+    """Where the largest, or the least, are along an axis of a node, which are integers."""
+
+    node: fx.Node
+    dim: int
+    least: bool
 
 
 @final

@@ -87,13 +87,17 @@ class LoopKernels:
             turn.kernels[number] = kernel
         return kernel
 
+    def recalled(self, turn: Turn, number: int, inputs: Payload) -> AbstractKernel | None:
+        """That which is chosen, or was in another fit."""
+        choice = self._inner[number].choice
+        if choice is not None and choice.recalls:
+            choice.recall(_samples(inputs))
+        return self.chosen(turn, number, inputs)
+
     def programmed(self, turn: Turn, number: int, inputs: Payload) -> AbstractKernel | None:
         """The kernel of a module as C may call it, for rows like these; None: it is not known."""
         inner = self._inner[number]
-        choice, kernel = inner.choice, self.chosen(turn, number, inputs)
-        if choice is not None and choice.recalls:
-            choice.recall(_samples(inputs))
-            return self.chosen(turn, number, inputs)
+        choice, kernel = inner.choice, self.recalled(turn, number, inputs)
         if choice is not None or isinstance(inner.kernel, AbstractMemoryKernel):
             return kernel
         if kernel is not None and kernel.derivable:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, final
 
+from geartrain.native.heap import heap
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.kernels import LoopKernels
 from geartrain.nodes.loop.native import STORES, NativeCalls
 from geartrain.nodes.loop.plan import LoopPlan
 from geartrain.nodes.loop.tables import Tables
-from geartrain.nodes.loop.tensors import FiringTensors
 from geartrain.nodes.loop.turn import Inner, Turn
+from geartrain.nodes.remembering import Remembering, RememberingRead
 
 _SPARE: Final = 1.125
 """So many times the rows that the last firing had for an instance there is room at first."""
@@ -32,23 +34,31 @@ class Listing:
 
     def __init__(self, inner: Sequence[Inner], kernels: LoopKernels, *, ahead: bool) -> None:
         self._inner, self._kernels, self._ahead = inner, kernels, ahead
-        self._able = [each.reads is None and not each.call.inside for each in inner]
         # Of the last firing, rows for each instance: by value, and by module.
         self._places: dict[int, float] = {}
         self._rows: dict[int, float] = {}
         self._tables: Tables | None = None
         self.firings = 0
+        self._by_itself: int | None = None  # calls of the last turn that C has not made
 
     @property
     def pays(self) -> bool:
         """Whether some module with weights has a program, now or since another fit."""
         return any(
-            able
-            and inner.weights is not None
-            and self._kernels.known(number)
-            and (inner.choice is None or inner.choice.replaced or inner.choice.recalls)
-            for number, (inner, able) in enumerate(zip(self._inner, self._able, strict=True))
+            inner.weights is not None and self._kernels.known(number) and self._has_program(inner)
+            for number, inner in enumerate(self._inner)
         )
+
+    def take_over(self, before: Listing) -> None:
+        """What the same loop of an engine knew that is no more; it says nothing of the sums."""
+        self._places, self._rows, self._tables = before._places, before._rows, before._tables
+
+    def _has_program(self, inner: Inner) -> bool:
+        """Whether a module has been found to be faster by a program."""
+        if _is_plain(inner):
+            choice = inner.choice
+            return choice is None or choice.replaced or choice.recalls
+        return isinstance(inner.kernel, Remembering | RememberingRead) and inner.kernel.replaced
 
     def tensors(self, plan: LoopPlan, instances: int) -> FiringTensors:
         """For a turn of so many instances."""
@@ -65,11 +75,22 @@ class Listing:
         """The calls of a turn that begins."""
         self.firings += 1
         assert self._tables is not None
-        able = [able and self._kernels.known(number) for number, able in enumerate(self._able)]
+        able = [
+            self._kernels.known(number) and (_is_plain(each) or self._has_program(each))
+            for number, each in enumerate(self._inner)
+        ]
         many = turn.slots.size * _SPARE
         expected = {k: int(share * many) for k, share in self._rows.items()}
         chosen = partial(self._kernels.programmed, turn)
         return NativeCalls(turn, held, self._tables, self._inner, able, chosen, expected)
+
+    def tidy(self, turn: Turn) -> None:
+        """A turn has come back: where fewer of its calls were made one by one than of the turn
+        before, what those had of the heap goes back to the system."""
+        made = 0 if turn.native is None else turn.native.count
+        before, self._by_itself = self._by_itself, len(turn.plan.calls) - made
+        if before is not None and self._by_itself < before:
+            heap.give_back()
 
     def end(self, turn: Turn) -> None:
         """Remember how many rows a turn had that was not planned, for the next one."""
@@ -78,3 +99,8 @@ class Listing:
         n, numbers = turn.slots.size, turn.plan.numbers
         self._places = {k: numbers.size(k) / n for k in range(len(numbers.counts))}
         self._rows = {number: rows / n for number, rows in turn.native.rows.items()}
+
+
+def _is_plain(inner: Inner) -> bool:
+    """Whether a module sees rows apart."""
+    return inner.reads is None and not inner.call.inside

@@ -10,10 +10,12 @@ from torch import Tensor
 from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.native.calls import Home
 from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.plan import RowNumbers
+from geartrain.nodes.loop.several import SeveralModule
 from geartrain.nodes.loop.tables import CallLayout, RowMemory
-from geartrain.nodes.loop.tensors import FiringTensors
 from geartrain.nodes.loop.turn import Inner, KeptCall
+from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.weights import AbstractWeights
 
 
@@ -52,6 +54,52 @@ class TurnModule:
         """Its part, or None."""
         return None if self.inner is None else self.inner.weights
 
+    def accepts(self, rows: RowNumbers, lengths: IntArray | None) -> bool:
+        """Whether C can call it with these rows next."""
+        return lengths is None
+
+    def reserve(self, n: int, more: int) -> None:
+        """Make room for some rows more; if need be, for so many in all if they are more."""
+        arena, end = self.arena, self.size + more
+        if end > arena.rows:
+            room = max(end, 2 * arena.rows, n)
+            self.arena = (
+                arena.grown(room, self.size) if arena.rows else RowMemory(self.layout.blocks, room)
+            )
+            self.seen = -1
+
+    def place(self, held: FiringTensors) -> None:
+        """Write where everything lies that the forward reads and writes."""
+        self.layout.place(self.arena, held)
+
+    def tensors(self) -> list[Tensor]:
+        """The memory of its rows."""
+        return self.arena.tensors()
+
+    def inputs(self, first: int, n: int) -> Payload:
+        """Its arguments of n of its rows, as far as they are kept."""
+        block = self.layout.block
+        return tuple(
+            [self.arena.view(k, first, n) for (how, _), k in block.items() if how == "input"]
+        )
+
+    def carried(self, first: int, n: int) -> int:
+        """Rows that n of its rows have on the way back."""
+        return n
+
+    def extent(self, first: int, n: int, *, forward: bool) -> tuple[int, int]:
+        """Numbers that a call of n rows computes in between, and how much work it is."""
+        form = self.layout.form
+        steps = (form.forward if forward else form.backward).steps
+        return n * steps.between, steps.work(n)
+
+    def kept(self, first: int, into: int, n: int, held: FiringTensors) -> KeptCall:
+        """What a call has left, as if it had been called by itself."""
+        homes = self.layout.form.residuals
+        rows = tuple([self.rows_of(home, held, first, into, n) for home in homes])
+        assert self.kernel is not None
+        return KeptCall(self.kernel, rows)
+
     def add(self, rows: RowNumbers, columns: Sequence[Tensor]) -> None:
         """Rows more, for which there is room, and the columns that it reads of them."""
         layout, n = self.layout, rows.numbers.size
@@ -82,27 +130,26 @@ class NativeKept:
     __slots__ = ("_held", "_module", "first", "into", "n")
 
     def __init__(
-        self, module: TurnModule, held: FiringTensors, first: int, into: int, n: int
+        self,
+        module: TurnModule | SeveralModule,
+        held: FiringTensors,
+        first: int,
+        into: int,
+        n: int,
     ) -> None:
         self._module, self._held = module, held
         self.first, self.into, self.n = first, into, n
 
     @property
-    def kernel(self) -> AbstractKernel | None:
+    def kernel(self) -> AbstractKernel | AbstractMemoryKernel | None:
         """That has computed it; None: rows were copied."""
         return self._module.kernel
 
     @property
     def residuals(self) -> Payload:
         """Memory that it has rows in."""
-        return tuple(self._module.arena.tensors())
+        return tuple(self._module.tensors())
 
     def of(self, number: int) -> KeptCall:
         """The same, as if it had been called by itself."""
-        module = self._module
-        rows = [
-            module.rows_of(home, self._held, self.first, self.into, self.n)
-            for home in module.layout.form.residuals
-        ]
-        assert module.kernel is not None
-        return KeptCall(module.kernel, tuple(rows))
+        return self._module.kept(self.first, self.into, self.n, self._held)

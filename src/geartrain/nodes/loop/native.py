@@ -6,8 +6,9 @@
 
 What a module reads is told as stored rows (``reads.py``), so C gathers it from where it is held and
 adds gradients there. Each module of a turn has memory for the rows of all of its calls
-(``tables.py``). Whatever is not to be had so (memories, bundles, modules that run again) is called
-one by one, as ever, between.
+(``tables.py``); those that read a memory or look inside bundles also for the members of what each
+row reads (``several.py``). Whatever is not to be had so (modules that run again, bundles that are
+answered with bundles) is called one by one, as ever, between.
 """
 
 from __future__ import annotations
@@ -21,23 +22,27 @@ from torch import Tensor
 
 from geartrain.errors import ProtocolError, WorkerError
 from geartrain.frames.message import INSTANCE, IntArray, Payload
-from geartrain.native import calls, library
+from geartrain.native import calls, library, pool
 from geartrain.native.calls import Home, pointer
 from geartrain.nodes.call import read_columns
 from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.module import NativeKept, TurnModule
 from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, StoreStage, joined
 from geartrain.nodes.loop.reads import Read, ReadTensor
 from geartrain.nodes.loop.returning import Returning
+from geartrain.nodes.loop.several import SeveralLayout, SeveralModule
+from geartrain.nodes.loop.several_returning import SeveralReturning
 from geartrain.nodes.loop.stories import story_of
-from geartrain.nodes.loop.tables import RowMemory, Tables
-from geartrain.nodes.loop.tensors import FiringTensors
+from geartrain.nodes.loop.tables import CallLayout, Tables
 from geartrain.nodes.loop.turn import Got, Inner, Turn
 from geartrain.nodes.loop.updates import Updates
+from geartrain.nodes.remembering import Remembering, RememberingRead
 
 Chosen: TypeAlias = Callable[[int, Payload], AbstractKernel | None]
 """The kernel of a module, by number, for rows like these; None: it is not known, or not for C."""
 Stage: TypeAlias = CallStage | StoreStage
+AnyModule: TypeAlias = TurnModule | SeveralModule
 
 ROWS_BACK: Final = 2048
 """Rows of calls that go back in one call of C: what they find for weights is multiplied then."""
@@ -86,7 +91,8 @@ class NativeCalls:
     ) -> None:
         self._turn, self._held, self._tables, self._inner = turn, held, tables, inner
         self._able, self._chosen, self._expected = able, chosen, expected
-        self._modules: dict[int, TurnModule | None] = {}
+        self._modules: dict[int, AnyModule | None] = {}
+        self._given_up: set[int] = set()
         self._stores: dict[int, int] = {}
         self._records = np.zeros((0, calls.CALL_WORDS), np.int64)
         self._at_records = 0
@@ -95,6 +101,9 @@ class NativeCalls:
         self._planned: dict[int, list[int]] = {}
         self._dtype: torch.dtype | None = None
         self._width = 1  # of the payload of what was looked at last
+        self._room: Tensor | None = None
+        self.count = 0
+        """Calls made so far."""
 
     @property
     def rows(self) -> Mapping[int, int]:
@@ -103,10 +112,12 @@ class NativeCalls:
 
     def _may(self, called: Called) -> bool:
         stage = called.stage
-        if called.lengths is not None or stage.pools:
-            return False
         if isinstance(stage, CallStage):
-            return self._able[stage.number]
+            inside = self._inner[stage.number].call.inside
+            bundles = called.lengths is not None and stage.pools and inside
+            return self._able[stage.number] and (bundles or (called.lengths is None and not inside))
+        if called.lengths is not None:
+            return False
         return self._number(stage) < len(self._inner) + STORES
 
     def _number(self, stage: Stage) -> int:
@@ -131,15 +142,18 @@ class NativeCalls:
         if not isinstance(stage, CallStage):
             return []
         inner = self._inner[stage.number]
-        return read_columns(inner.call, inner.place, rows.state, None, None)
+        lengths = stage.source.lengths(self._turn.plan.numbers, rows.numbers)
+        return read_columns(inner.call, inner.place, rows.state, lengths, None)
 
     def _shaped(
         self, stage: Stage, tensors: Sequence[ReadTensor], columns: Sequence[Tensor], rows: int
-    ) -> TurnModule | None:
+    ) -> AnyModule | None:
         """A module whose rows, so many, are made of such; None: C cannot call it."""
         number, inner, kernel = self._number(stage), None, None
         if isinstance(stage, CallStage):
             inner = self._inner[number]
+            if inner.call.inside or inner.reads is not None:
+                return self._shaped_several(stage, tensors, columns)
             kernel = self._chosen(number, self._tables.samples(number, tensors, columns))
             form = None if kernel is None else kernel.listed(rows)
         else:
@@ -152,7 +166,7 @@ class NativeCalls:
         into = stage.into.number
         asked = stage.source.as_asked(self._turn.plan.numbers)
         layout = self._tables.layout(
-            number, form, tensors, columns, into, self._held, as_asked=asked
+            CallLayout, number, form, tensors, columns, into, self._held, as_asked=asked
         )
         if layout is None:
             return None
@@ -160,6 +174,31 @@ class NativeCalls:
         if inner is not None:
             inner.width = self._width
         module = TurnModule(number, inner, kernel, layout)
+        self._held.reserve(into, module.name, form.outputs)
+        return module
+
+    def _shaped_several(
+        self, stage: CallStage, tensors: Sequence[ReadTensor], columns: Sequence[Tensor]
+    ) -> SeveralModule | None:
+        """One that reads a memory, or looks inside bundles."""
+        number, inner = stage.number, self._inner[stage.number]
+        samples, form, kernel = self._tables.samples(number, tensors, columns), None, inner.kernel
+        if isinstance(kernel, RememberingRead) and inner.reads is not None:
+            form = kernel.listed(samples, inner.reads.held.payload())
+        elif isinstance(kernel, Remembering):
+            form = kernel.listed_inside(samples)
+        if form is None or self._dtype not in (None, form.dtype):
+            return None
+        into = stage.into.number
+        asked = stage.source.as_asked(self._turn.plan.numbers)
+        layout = self._tables.layout(
+            SeveralLayout, number, form, tensors, columns, into, self._held, as_asked=asked
+        )
+        if layout is None:
+            return None
+        assert isinstance(kernel, Remembering | RememberingRead)
+        self._dtype, inner.width = form.dtype, self._width
+        module = SeveralModule(number, inner, kernel, layout)
         self._held.reserve(into, module.name, form.outputs)
         return module
 
@@ -184,7 +223,8 @@ class NativeCalls:
         while end < len(found) and self._is_ready(found[end]):
             end += 1
         if end > number:
-            self._make(number, end)
+            end = self._make(number, end)
+            self.count += end - number
             kept, held = self._turn.kept, self._held
             for k, n, begin, into, _ in self._records[number:end].tolist():
                 module = self._modules[k]
@@ -198,9 +238,9 @@ class NativeCalls:
         number = self._number(called.stage)
         if number not in self._modules:
             self._modules[number] = self._bind(called.stage, self._planned[number])
-        return self._modules[number] is not None
+        return self._modules[number] is not None and number not in self._given_up
 
-    def _bind(self, stage: Stage, numbers: Sequence[int]) -> TurnModule | None:
+    def _bind(self, stage: Stage, numbers: Sequence[int]) -> AnyModule | None:
         """A module with all of its calls; None: C cannot make them."""
         found = [self._turn.plan.calls[number] for number in numbers]
         rows = joined([called.rows for called in found])
@@ -211,15 +251,17 @@ class NativeCalls:
         module = self._shaped(stage, tensors, columns, len(rows))
         if module is None:
             return None
-        module.arena = RowMemory(module.layout.blocks, len(rows))
+        if not module.accepts(rows, stage.source.lengths(self._turn.plan.numbers, rows.numbers)):
+            return None
+        module.reserve(0, len(rows))
         module.add(rows, columns)
-        module.layout.place(module.arena, self._held)
+        module.place(self._held)
         self._enlist(module, numbers, found, tensors)
         return module
 
     def _enlist(
         self,
-        module: TurnModule,
+        module: AnyModule,
         numbers: Sequence[int],
         found: Sequence[Called],
         tensors: Sequence[ReadTensor],
@@ -264,7 +306,7 @@ class NativeCalls:
         return self._find(number, [called], called.rows)
 
     def _find(self, number: int, found: Sequence[Called], rows: RowNumbers) -> int:
-        modules: list[TurnModule] = []
+        modules: list[AnyModule] = []
         tensors: list[ReadTensor] | None = None
         for called in found:
             k = self._number(called.stage)
@@ -273,7 +315,9 @@ class NativeCalls:
                 if tensors is None:
                     tensors = self._made_of(called.stage, rows) if self._may(called) else None
                 module = None if tensors is None else self._fitting(called, k, tensors)
-            if module is None:
+            if module is None or k in self._given_up:
+                return 0
+            if not module.accepts(called.rows, called.lengths):
                 return 0
             modules.append(module)
         end = number + len(found)
@@ -299,10 +343,13 @@ class NativeCalls:
             self._add(module, called)
             kept.append(NativeKept(module, self._held, begin, called.first, n))
             offset, number = offset + n, number + 1
-        self._make(end - len(found), end)
-        return len(found)
+        begin = end - len(found)
+        made = self._make(begin, end) - begin
+        del kept[begin + made :]
+        self.count += made
+        return made
 
-    def _fitting(self, called: Called, k: int, tensors: Sequence[ReadTensor]) -> TurnModule | None:
+    def _fitting(self, called: Called, k: int, tensors: Sequence[ReadTensor]) -> AnyModule | None:
         """The module of a call whose arguments are made of such; None: C cannot make it."""
         if k not in self._modules:
             columns = self._columns(called.stage, called.rows)
@@ -327,46 +374,51 @@ class NativeCalls:
         self._pool[begin : begin + n] = rows
         return self._at_pool + 8 * begin
 
-    def _add(self, module: TurnModule, called: Called) -> None:
+    def _add(self, module: AnyModule, called: Called) -> None:
         """Rows more of a module, and its addresses as they are then."""
-        rows, arena, layout = called.rows, module.arena, module.layout
-        end = module.size + rows.numbers.size
-        if end > arena.rows:
-            n = max(end, 2 * arena.rows, self._expected.get(module.number, 0))
-            module.arena = (
-                arena.grown(n, module.size) if arena.rows else RowMemory(layout.blocks, n)
-            )
-            module.seen = -1
+        rows, layout = called.rows, module.layout
+        module.reserve(self._expected.get(module.number, 0), rows.numbers.size)
         module.add(rows, self._columns(called.stage, rows) if layout.columns else ())
         if module.seen != self._held.moved:
-            layout.place(module.arena, self._held)
+            module.place(self._held)
             module.seen = self._held.moved
 
-    def _make(self, first: int, end: int) -> None:
-        """Make calls."""
+    def _make(self, first: int, end: int) -> int:
+        """Make calls.
+
+        Returns:
+            The first that is not made: its program does not know what it is asked for.
+        """
         assert self._dtype is not None
         at = self._at_records + 8 * calls.CALL_WORDS * first
         room, much = self._extent(first, end, forward=True)
         where = 0 if room is None else room.data_ptr()
         modules = self._tables.at_modules
         bad = calls.forward(self._dtype, end - first, at, modules, where, much=much)
-        if bad:
+        if not bad:
+            return end
+        module = self._modules[int(self._records[first + bad // 4, 0])]
+        if bad % 4 != 1 or not isinstance(module, SeveralModule):
             self._blame(bad, first, "forward")
+        assert isinstance(module, SeveralModule)
+        module.kernel.give_up("it asks for rows in another way")
+        self._given_up.add(module.number)
+        return first + bad // 4
 
     def _extent(self, first: int, end: int, *, forward: bool) -> tuple[Tensor | None, bool]:
         """Memory for what any of some calls computes in between, or None, where each had better ask
         for its own; and whether all of them are so much work that the lock is given back."""
         assert self._dtype is not None
         most = work = 0
-        for k, n, *_ in self._records[first:end].tolist():
+        for k, n, begin, *_ in self._records[first:end].tolist():
             module = self._modules[k]
             assert module is not None
-            form = module.layout.form
-            steps = (form.forward if forward else form.backward).steps
-            most, work = max(most, n * steps.between), work + steps.work(n)
+            between, more = module.extent(begin, n, forward=forward)
+            most, work = max(most, between), work + more
         nbytes = most * self._dtype.itemsize
-        room = None if nbytes < _MUCH else torch.empty(nbytes, dtype=torch.uint8)
-        return room, work > library.SMALL_WORK
+        if nbytes >= _MUCH and (self._room is None or self._room.nbytes < nbytes):
+            self._room = pool.shared.empty((nbytes,), torch.uint8)
+        return None if nbytes < _MUCH else self._room, work > library.SMALL_WORK
 
     def _blame(self, bad: int, first: int, way: str) -> None:
         number, why = first + bad // 4, _WHY[bad % 4]
@@ -377,8 +429,7 @@ class NativeCalls:
         if inner is None:
             raise why
         begin, n = int(self._records[number, 2]), len(called.rows)
-        block = module.layout.block
-        inputs = [module.arena.view(k, begin, n) for (how, _), k in block.items() if how == "input"]
+        inputs = module.inputs(begin, n)
         story = story_of(inner, way, inputs, slots, number, self._turn)
         raise WorkerError(f"{type(why).__name__} in node {story}: {why}") from why
 
@@ -399,9 +450,12 @@ class NativeCalls:
         Returns:
             The first of the calls that have been taken back.
         """
-        begin, rows, sizes = end, 0, self._records[:, 1]
+        begin, rows = end, 0
         while begin and self.made(begin - 1):
-            n = int(sizes[begin - 1])
+            number, n, first = self._records[begin - 1, :3].tolist()
+            module = self._modules[number]
+            assert module is not None
+            n = module.carried(first, n)
             if rows and rows + n > ROWS_BACK:
                 break
             rows, begin = rows + n, begin - 1
@@ -414,7 +468,7 @@ class NativeCalls:
         for record in records.tolist():
             by_module.setdefault(record[0], []).append(record)
         values: dict[int, list[Tensor | None]] = {}
-        returning: list[Returning] = []
+        returning: list[Returning | SeveralReturning] = []
         for number, mine in by_module.items():
             module = self._modules[number]
             assert module is not None
@@ -422,8 +476,14 @@ class NativeCalls:
                 if value not in values:
                     values[value] = tables.write_value(value, held)
             into = values[module.layout.into]
-            one = Returning(module, mine, held, into, self._turn.local, updates)
+            rest = mine, held, into, self._turn.local, updates
+            one: Returning | SeveralReturning
+            if isinstance(module, SeveralModule):
+                one = SeveralReturning(module, *rest)
+            else:
+                one = Returning(module, *rest)
             returning.append(one)
+            tables.put(number, module.layout)
             tables.modules[number, -3:] = one.words
         assert self._dtype is not None
         room, much = self._extent(begin, end, forward=False)

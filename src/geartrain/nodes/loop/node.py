@@ -43,17 +43,19 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.kernel import AbstractKernel, AbstractKernels
 from geartrain.nodes.loop.answers import answer_entry, tell
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.door import Came, LoopDoor
 from geartrain.nodes.loop.judging import Judged, judge
 from geartrain.nodes.loop.kernels import LoopKernels
 from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.order import longest_first
 from geartrain.nodes.loop.picking import picked
+from geartrain.nodes.loop.pieces import TapeTensors
 from geartrain.nodes.loop.plan import Called, CallStage, JointCall, LoopPlan, joined
 from geartrain.nodes.loop.planner import Planner
 from geartrain.nodes.loop.stories import blame, story_of
 from geartrain.nodes.loop.tape import Taping
-from geartrain.nodes.loop.tensors import AbstractTensors, FiringTensors, TapeTensors, detached
+from geartrain.nodes.loop.tensors import AbstractTensors, detached
 from geartrain.nodes.loop.turn import (
     Got,
     Inner,
@@ -324,12 +326,12 @@ class LoopNode(AbstractNode):
         """Run several calls, forward; False, and nothing has happened: each is to run by itself."""
         held, rows, stage = turn.held, together.rows, together.calls[0].stage
         numbers = together.numbers
-        if numbers in self._apart or not all(map(self._kernels.decided, numbers)):
+        if numbers in self._apart or not all(map(self._kernels.known, numbers)):
             return False
         inner = [self._inner[k] for k in numbers]
         payload = inner[0].source.gather(held, rows.numbers)
         inputs = tuple(payload[j] for j in inner[0].call.taken(len(payload)))
-        each = [self._kernels.chosen(turn, k, inputs) for k in numbers]
+        each = [self._kernels.recalled(turn, k, inputs) for k in numbers]
         found = [kernel for kernel in each if kernel is not None]
         if len(found) < len(each):
             return False
@@ -523,6 +525,7 @@ class LoopNode(AbstractNode):
         self._instances.release(gone)
         turn.unanswered -= which.size
         if not turn.unanswered:
+            self.listing.tidy(turn)
             turn.native = None  # each holds the other: their tensors go now, not as garbage
             del self._turns[number]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal, TypeAlias, final
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 
 from geartrain.frames.message import IntArray
 
-ReadHow: TypeAlias = Literal["row", "sum", "mean"]
+ReadHow: TypeAlias = Literal["row", "sum", "mean", "member"]
 
 
 @final
@@ -28,9 +29,9 @@ class Read:
         rows: int64, contiguous: ``many`` of them for each row, or as ``starts`` says.
         width, at: Entries of a stored row that are read, and how many lie before them.
         into: Entries before them in the row that is made.
-        how: What becomes of several.
+        how: What becomes of several; "member": a row each, of a bundle.
         many: Rows that lie side by side in a row.
-        starts: int64 ``(n + 1,)``, where the members of each row begin among ``rows``; of sums.
+        starts: int64 ``(n + 1,)``, where the members of each row begin among ``rows``; of several.
         parts: Rows are parts of those of the value, so many of one.
         learns: Whether gradients go there.
     """
@@ -70,7 +71,7 @@ class ReadTensor:
     @property
     def width(self) -> int:
         """Entries of a row."""
-        return int(np.prod(self.tail, dtype=np.int64))
+        return prod(self.tail)
 
     def detached(self) -> ReadTensor:
         """The same, and no gradient goes there."""
@@ -93,9 +94,10 @@ def stacked(tensor: ReadTensor, k: int) -> ReadTensor | None:
 
 
 def added_up(tensor: ReadTensor, sizes: IntArray, how: ReadHow) -> ReadTensor | None:
-    """Sums or means of so many rows each; None: it is not stored rows, or no numbers."""
+    """Sums or means of so many rows each, or bundles of them; None: it is not stored rows, or no
+    numbers."""
     one = tensor.plain
-    if one is None or not tensor.dtype.is_floating_point:
+    if one is None or not (tensor.dtype.is_floating_point or how == "member"):
         return None
     starts = np.zeros(sizes.size + 1, np.int64)
     np.cumsum(sizes, out=starts[1:])

@@ -14,9 +14,9 @@ from geartrain.frames.message import IntArray, distinct, join_arrays
 from geartrain.native.calls import pointer
 from geartrain.native.rows import take
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.module import TurnModule
 from geartrain.nodes.loop.tables import RowMemory
-from geartrain.nodes.loop.tensors import FiringTensors
 from geartrain.nodes.loop.turn import Got
 from geartrain.nodes.loop.updates import Updates
 
@@ -41,8 +41,8 @@ class Returning:
         "_held",
         "_local",
         "_n",
+        "_passing",
         "_records",
-        "_short",
         "_sums",
         "_updates",
         "_wanted",
@@ -71,10 +71,13 @@ class Returning:
         self._updates = None if of is None else of[self._local]
         several, at_updates = 1, 0
         if self._updates is not None and layout.form.split:
-            self._short = self._updates.astype(np.uint8)
-            several, at_updates = int(self._short.max()) + 1, pointer(self._short) - first
+            several = int(self._updates.max()) + 1
+            at_updates = pointer(self._updates) - self._updates.itemsize * first
         self._arena, self._sums = RowMemory(layout.back_blocks, n), layout.sums(several)
-        layout.place_back(module.arena, self._arena, first, self._sums, held, gradients)
+        most = max([record[1] for record in records])
+        passing = self._passing = RowMemory(layout.passing_blocks, most)
+        arena, back, sums = module.arena, self._arena, self._sums
+        layout.place_back(arena, back, passing, first, sums, held, gradients)
         self._wanted = np.zeros(n, np.uint8)
         # Where both would lie if they began with the first row of the module.
         self.words = pointer(self._wanted) - first, 0, at_updates

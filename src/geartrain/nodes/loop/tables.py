@@ -9,28 +9,30 @@ From firing to firing the words stay, and addresses are written anew.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Final, TypeAlias, final
+from math import prod
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from geartrain.native import calls
+from geartrain.native import calls, pool
 from geartrain.native.calls import CallForm, Home, RowsOf, pointer
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.reads import Read, ReadTensor
-from geartrain.nodes.loop.tensors import FiringTensors
 
 Table: TypeAlias = NDArray[np.int64]
 Like: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 """Dtype, and shape after the rows."""
 
-_HOWS: Final = {"row": 0, "sum": 1, "mean": 2}
+_HOWS: Final = {"row": 0, "sum": 1, "mean": 2, "member": 3}
+MOST_COLUMNS: Final = 63
+"""Tensors of a payload: which of them have got gradients are the bits of a number."""
+MOST_LAYOUTS: Final = 2
+"""Of one module that are kept: a program may have two forwards."""
 _LINE: Final = 64
 """Bytes: each tensor of an arena begins at a multiple."""
-
-# Words of a read that are written anew.
-_LIMIT, _FROM, _INTO, _BACK = 8, 9, 13, 16
 
 
 @final
@@ -46,7 +48,7 @@ class Block:
     def __init__(self, dtype: torch.dtype, tail: tuple[int, ...]) -> None:
         self.dtype, self.tail = dtype, tail
         self.strides = torch.empty((0, *tail)).stride()
-        self.entries = int(np.prod(tail, dtype=np.int64))
+        self.entries = prod(tail)
         self.row = self.entries * dtype.itemsize
         """Bytes."""
 
@@ -69,7 +71,7 @@ class RowMemory:
             self.begins.append(total)
             size = rows * block.row
             total += size + -size % _LINE
-        self._memory = torch.empty(total, dtype=torch.uint8)
+        self._memory = pool.shared.empty((total,), torch.uint8)
         self._typed = {torch.uint8: self._memory}
         at = self._memory.data_ptr()
         self.pointers = [at + begin for begin in self.begins]
@@ -105,6 +107,26 @@ def _row_bytes(x: Tensor) -> int:
     return found
 
 
+def read_words(
+    read: Read, source: Tensor, row: int, kind: RowsOf, back: RowsOf, mask: int
+) -> tuple[int, ...]:
+    """A read as C has it, but for what is written anew.
+
+    Args:
+        read: It.
+        source: Where the rows lie that it reads.
+        row: Bytes from row to row of what is made.
+        kind, back: Whose rows these are, and those of its gradient.
+        mask: The outputs that the gradient comes from, as bits; 0: it has none.
+    """
+    size = source.itemsize
+    return (
+        *(_HOWS[read.how], read.number if mask else -1, read.column),
+        *(read.many, read.parts, read.width * size, _row_bytes(source) // read.parts),
+        *(read.at * size, 0, 0, row, read.into * size, kind, 0, back, mask, 0),
+    )
+
+
 @final
 class CallLayout:
     """How C calls one module of a loop.
@@ -120,7 +142,8 @@ class CallLayout:
     Attributes:
         possible: Whether C can call it.
         blocks: Of the arena of a turn: inputs, and what the forward makes for itself.
-        back_blocks: Of that of the way back.
+        back_blocks: Of that of the way back: what weights get.
+        passing_blocks: Of one call on the way back: what inputs get, which is added up at once.
     """
 
     def __init__(
@@ -138,7 +161,7 @@ class CallLayout:
         self.key = key_of(tensors)
         self.kinds = kinds_of(tensors, columns)
         self._copied = dict(form.copies)
-        self.possible = self._fits()
+        self.possible = self._fits() and self._is_told(tensors, held)
         if self.possible:
             self._lay_out(tensors, held)
 
@@ -148,9 +171,18 @@ class CallLayout:
             return False
         for k, _, width, dtype in form.forward.given:
             mine, tail = kinds[k - form.operands]
-            if mine is not dtype or int(np.prod(tail, dtype=np.int64)) != width:
+            if mine is not dtype or prod(tail) != width:
                 return False
         return all(kinds[i][0] is form.dtype for i in form.gradients)
+
+    def _is_told(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> bool:
+        """Whether C can be told what is read: columns are bits, and it adds up one dtype."""
+        widths = [len(self.form.outputs)]
+        for t in tensors:
+            widths += [len(held.likes(r.number) or ()) for r in t.reads]
+            if t.dtype is not self.form.dtype and any(r.how != "row" for r in t.reads):
+                return False
+        return max(widths) <= MOST_COLUMNS
 
     def _lay_out(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> None:
         form = self.form
@@ -181,7 +213,7 @@ class CallLayout:
 
     def _output_row(self, j: int) -> int:
         x = self.form.outputs[j]
-        return int(np.prod(x.shape[1:], dtype=np.int64)) * x.itemsize
+        return prod(x.shape[1:]) * x.itemsize
 
     def _lay_out_forward(self) -> None:
         form = self.form
@@ -205,17 +237,13 @@ class CallLayout:
         answers = self.form.gradients
         for words, (read, home) in zip(self.reads, pairs, strict=True):
             source = (held.likes(read.number) or ())[read.column]
-            size, (kind, row) = source.itemsize, self._static(home)
+            kind, row = self._static(home)
             how, i = home
             if how == "output":  # an input that is nothing but copied has no other read
                 i = self._copied[i]
             learns = read.learns and i in answers and (how == "input" or i not in self._asked)
             mask = sum([1 << self.form.tangents[t] for t in answers[i]]) if learns else 0
-            words[:] = (
-                *(_HOWS[read.how], read.number if learns else -1, read.column),
-                *(read.many, read.parts, read.width * size, _row_bytes(source) // read.parts),
-                *(read.at * size, 0, 0, row, read.into * size, kind, 0, 0, mask, 0),
-            )
+            words[:] = read_words(read, source, row, kind, RowsOf.FIXED, mask)
         self.values = list(dict.fromkeys([self.into, *[v for v, _, _ in self._sources]]))
         """Whose gradients the way back reads, or adds to."""
         self._answered = [i if how == "input" else self._copied[i] for how, i in self._targets]
@@ -223,26 +251,35 @@ class CallLayout:
     def _lay_out_backward(self) -> None:
         form, routine = self.form, self.form.backward
         self.back_blocks: list[Block] = []
+        self.passing_blocks: list[Block] = []
+        learnt = {~k for k in routine.results[len(form.gradients) :] if k < 0}
+        self._passes = [rows and m not in learnt for m, (*_, rows) in enumerate(routine.made)]
         self._back_made: list[int] = []  # by what is made its block, or -1
-        for _, tail, rows in routine.made:
-            self._back_made.append(len(self.back_blocks) if rows else -1)
+        for (_, tail, rows), passes in zip(routine.made, self._passes, strict=True):
+            blocks = self.passing_blocks if passes else self.back_blocks
+            self._back_made.append(len(blocks) if rows else -1)
             if rows:
-                self.back_blocks.append(Block(form.dtype, tail))
+                blocks.append(Block(form.dtype, tail))
         self._back_bases = np.zeros(routine.slots, np.int64)
         self._back_strides = np.zeros_like(self._back_bases)
         self._back_whose = np.zeros_like(self._back_bases)
         for k, slot, *_ in routine.given:
             self._back_whose[slot], self._back_strides[slot] = self._of_argument(k)
-        for (slot, tail, rows), block in zip(routine.made, self._back_made, strict=True):
-            self._back_whose[slot] = RowsOf.OF_MODULE if rows else RowsOf.OF_UPDATE
-            one = self.back_blocks[block] if rows else Block(form.dtype, tail)
-            self._back_strides[slot] = one.row
+        for m, (slot, tail, _) in enumerate(routine.made):
+            self._back_whose[slot] = self._kind_of_made(m)
+            self._back_strides[slot] = Block(form.dtype, tail).row
         results = dict(zip(form.gradients, routine.results, strict=False))
         self._back_of = results
         for words, i in zip(self.reads, self._answered, strict=True):
             if words[1] >= 0:
                 k = results[i]
-                words[14] = self._of_argument(k)[0] if k >= 0 else RowsOf.OF_MODULE
+                words[14] = self._of_argument(k)[0] if k >= 0 else self._kind_of_made(~k)
+
+    def _kind_of_made(self, m: int) -> RowsOf:
+        """Whose rows something is that the backward makes."""
+        if not self.form.backward.made[m][2]:
+            return RowsOf.OF_UPDATE
+        return RowsOf.OF_CALL if self._passes[m] else RowsOf.OF_MODULE
 
     def _of_argument(self, k: int) -> tuple[RowsOf, int]:
         form = self.form
@@ -263,18 +300,19 @@ class CallLayout:
     def holds(
         self, form: CallForm, tensors: Sequence[ReadTensor], columns: Sequence[Tensor]
     ) -> bool:
-        """Whether it is as it would be made now."""
-        if self.form is not form or self.kinds != kinds_of(tensors, columns):
+        """Whether it is as it would be made now; if so it is of this form from now on."""
+        if not self.form.alike(form) or self.kinds != kinds_of(tensors, columns):
             return False
+        self.form = form
         return self.as_asked or self.key == key_of(tensors)
 
     def write(self, words: Table) -> None:
         """Write what stays of a module's words."""
         form, n = self.form, calls.ROUTINE_WORDS
         both = (self._bases, self._strides, self._whose)
-        words[:n] = (*form.forward.steps.words, *map(pointer, both))
+        words[:n] = (*form.forward.steps.words, *map(pointer, both), 0)
         both = (self._back_bases, self._back_strides, self._back_whose)
-        words[n : 2 * n] = (*form.backward.steps.words, *map(pointer, both))
+        words[n : 2 * n] = (*form.backward.steps.words, *map(pointer, both), 0)
         apart = 0 if self.as_asked else 2
         words[2 * n :] = (self.into, len(self.reads), apart, pointer(self.reads), 0, 0, 0)
 
@@ -297,14 +335,15 @@ class CallLayout:
         self._bases[:] = bases
         if self._targets:
             sources = [((held.likes(v) or ())[c], parts) for v, c, parts in self._sources]
-            self.reads[:, _LIMIT] = [x.shape[0] * parts for x, parts in sources]
-            self.reads[:, _FROM] = [x.data_ptr() for x, _ in sources]
-            self.reads[:, _INTO] = [at(home) for home in self._targets]
+            self.reads[:, calls.READ_LIMIT] = [x.shape[0] * parts for x, parts in sources]
+            self.reads[:, calls.READ_FROM] = [x.data_ptr() for x, _ in sources]
+            self.reads[:, calls.READ_INTO] = [at(home) for home in self._targets]
 
     def place_back(
         self,
         arena: RowMemory,
         back: RowMemory,
+        passing: RowMemory,
         first: int,
         sums: Sequence[Tensor | None],
         held: FiringTensors,
@@ -315,6 +354,7 @@ class CallLayout:
         Args:
             arena: Of the rows of this turn.
             back: Of the rows from ``first`` on that go back now.
+            passing: Of those of any one call.
             first: Their first.
             sums: By what is made, where rows are added up in it.
             held: The tensors of the turn.
@@ -339,6 +379,8 @@ class CallLayout:
             block, total = self._back_made[m], sums[m]
             if total is not None:
                 return total.data_ptr()
+            if self._passes[m]:
+                return passing.pointers[block]
             return back.pointers[block] - first * self.back_blocks[block].row
 
         for k, slot, *_ in routine.given:
@@ -348,7 +390,7 @@ class CallLayout:
         self._back_bases[:] = bases
         if self._targets:
             found = {i: argument(k) if k >= 0 else made(~k) for i, k in self._back_of.items()}
-            self.reads[:, _BACK] = [found.get(i, 0) for i in self._answered]
+            self.reads[:, calls.READ_BACK] = [found.get(i, 0) for i in self._answered]
 
     def sums(self, updates: int) -> list[Tensor | None]:
         """Zeros for what the backward adds rows up in, one for each update, by what it makes."""
@@ -379,6 +421,21 @@ def key_of(tensors: Sequence[ReadTensor]) -> Hashable:
     )
 
 
+class AbstractLayout(Protocol):
+    """How C calls a module: ``CallLayout``, or ``SeveralLayout`` of rows of several kinds."""
+
+    possible: bool
+
+    def __init__(self, form: Any, *rest: Any, as_asked: bool) -> None: ...
+
+    def holds(self, form: Any, tensors: Any, columns: Any) -> bool: ...
+
+    def write(self, words: Table) -> None: ...
+
+
+AnyLayout = TypeVar("AnyLayout", bound=AbstractLayout)
+
+
 @final
 class Tables:
     """Of all modules and values of a loop.
@@ -391,7 +448,8 @@ class Tables:
         self.modules = np.zeros((modules, calls.MODULE_WORDS), np.int64)
         self.values = np.zeros((values, calls.VALUE_WORDS), np.int64)
         self.at_modules, self.at_values = pointer(self.modules), pointer(self.values)
-        self._layouts: dict[int, CallLayout] = {}
+        self._layouts: dict[int, list[AbstractLayout]] = {}
+        self._written: dict[int, AbstractLayout] = {}
         self._columns: dict[int, Table] = {}
         self._samples: dict[int, tuple[list[Like], tuple[Tensor, ...]]] = {}
         self._copies: dict[int, tuple[Hashable, CallForm]] = {}
@@ -418,25 +476,38 @@ class Tables:
         return form
 
     def layout(
-        self,
-        number: int,
-        form: CallForm,
-        tensors: Sequence[ReadTensor],
-        columns: Sequence[Tensor],
-        into: int,
-        held: FiringTensors,
-        *,
-        as_asked: bool,
-    ) -> CallLayout | None:
-        """That of a module, as before if nothing has changed; None: C cannot call it."""
-        found = self._layouts.get(number)
-        if found is None or not found.holds(form, tensors, columns):
-            found = self._layouts[number] = CallLayout(
-                form, tensors, columns, into, held, as_asked=as_asked
-            )
-            if found.possible:
-                found.write(self.modules[number])
-        return found if found.possible else None
+        self, kind: type[AnyLayout], number: int, form: Any, *rest: Any, as_asked: bool
+    ) -> AnyLayout | None:
+        """That of a module, as before if nothing has changed; None: C cannot call it.
+
+        Args:
+            kind: Of the layout.
+            number: Of the module.
+            form: Its programs.
+            rest: The other arguments of a layout.
+            as_asked: The last one.
+        """
+        known = self._layouts.setdefault(number, [])
+        mine = (each for each in known if isinstance(each, kind))
+        found = next((each for each in mine if each.holds(form, rest[0], rest[1])), None)
+        if found is None:
+            found = kind(form, *rest, as_asked=as_asked)
+            known.insert(0, found)
+            del known[MOST_LAYOUTS:]
+        if not found.possible:
+            return None
+        self.put(number, found)
+        return found
+
+    def put(self, number: int, layout: AbstractLayout) -> None:
+        """Let the words of a module be those of a layout.
+
+        Turns that are in flight may have different ones: where some of its programs are for few
+        rows and some for many, or its weights have changed in between.
+        """
+        if self._written.get(number) is not layout:
+            layout.write(self.modules[number])
+            self._written[number] = layout
 
     def write_value(self, number: int, held: FiringTensors) -> list[Tensor | None]:
         """Write where the gradients of a value are, and who has got one; they."""

@@ -28,9 +28,9 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.numbers import consecutive, counted
+from geartrain.nodes.loop.pieces import TapeTensors
 from geartrain.nodes.loop.plan import Called, CallStage
 from geartrain.nodes.loop.stories import story_of
-from geartrain.nodes.loop.tensors import TapeTensors
 from geartrain.nodes.loop.turn import Got, Inner, KeptCall, Turn, wanted_of
 from geartrain.nodes.memory import AbstractMemoryKernel, Held, Recalled
 from geartrain.nodes.payload import Recompute

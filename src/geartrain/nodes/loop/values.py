@@ -18,8 +18,8 @@ scattered to where it was gathered from: a row may be read any number of times.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Literal, final
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, final
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from geartrain.nodes.loop.numbers import Numbers
 from geartrain.nodes.loop.picking import put_back
 from geartrain.nodes.loop.reads import (
     Read,
+    ReadHow,
     ReadTensor,
     added_up,
     narrowed,
@@ -39,6 +40,13 @@ from geartrain.nodes.loop.reads import (
 )
 from geartrain.nodes.loop.tensors import AbstractTensors
 from geartrain.nodes.reductions import How, reduced, share_of_max, shared_out
+
+_READ_AS: Final[Mapping[How, ReadHow]] = {
+    "stack": "row",
+    "sum": "sum",
+    "mean": "mean",
+    "bundle": "member",
+}
 
 
 class AbstractValue(ABC):
@@ -235,15 +243,16 @@ class Grouped(AbstractValue):
         self.source.scatter(held, held.numbers.members_at(self.number, places), gradient, at)
 
     def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
-        if self.how not in ("stack", "sum", "mean") or not rows.size:
+        how = _READ_AS.get(self.how)
+        if how is None or not rows.size:
             return None
         members, sizes = self._members(held, rows)
         found: list[ReadTensor] = []
         for each in self.source.reads(held, members) or ():
-            if self.how == "stack":
+            if how == "row":
                 one = stacked(each, int(sizes[0]))
             else:
-                one = added_up(each, sizes, self.how)
+                one = added_up(each, sizes, how)
             if one is None:
                 return None
             found.append(one)

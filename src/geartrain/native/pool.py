@@ -1,0 +1,173 @@
+"""A pool of memory for tensors that come and go together, of other sizes each time.
+
+    empty((1088, 64)) ─► a range of a large block, first fit ─► a tensor of its own
+    nobody has the tensor any more ─► the range is free, and lent again
+
+malloc keeps what a firing gives back as pieces between what stays, and pieces are seldom as large
+as what the next firing asks for: a process has twice what its tensors take. Memory that is taken
+from the system anew each time has its pages written with zeros first. A block stays; its lowest
+ranges are lent first, so that what lies above the highest one can go back to the system.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from geartrain.native.ranges import Ranges
+
+LEAST: Final = 1 << 16
+"""Bytes of a tensor from which on it is lent; fewer are malloc's."""
+
+_LINE: Final = 64
+"""Bytes that are lent together: each tensor begins with a line."""
+
+_BLOCK: Final = 1 << 26
+"""Bytes of a block at least; pages of it that nobody has written to are no memory yet."""
+
+_KINDS: Final = {
+    torch.float32: "<f4",
+    torch.float64: "<f8",
+    torch.int64: "<i8",
+    torch.uint8: "|u1",
+}
+"""Dtypes as numpy writes them; others are bytes first."""
+
+_LOOK: Final = 64
+"""After so many tensors, what none of them has reached goes back to the system."""
+
+
+@final
+class _Pages:
+    """Pages of the system's, and which lines of them are free."""
+
+    __slots__ = ("_mapped", "address", "free", "highest", "written")
+
+    def __init__(self, nbytes: int) -> None:
+        self._mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.address: int = np.frombuffer(self._mapped, np.uint8).__array_interface__["data"][0]
+        self.free = Ranges(nbytes // _LINE)
+        self.highest = self.written = 0
+        """Bytes to the end of the last tensor: since it was looked at, and ever."""
+
+    def lend(self, lines: int) -> int | None:
+        """The first of so many lines, which are lent now; None: there are not so many."""
+        first = self.free.take(lines)
+        if first is not None:
+            self.highest = max(self.highest, (first + lines) * _LINE)
+        return first
+
+    def give_back_pages(self) -> None:
+        """Pages beyond all tensors of late go back to the system."""
+        self.written = max(self.written, self.highest)
+        first = self.highest + -self.highest % mmap.PAGESIZE
+        if self.written > first:
+            self._mapped.madvise(mmap.MADV_DONTNEED, first, self.written - first)
+        self.written, self.highest = self.highest, self.free.end * _LINE
+
+
+@final
+class _Lent:
+    """Lines of a block, free as soon as nobody has this object: numpy and torch hold it."""
+
+    __slots__ = ("__array_interface__", "_back", "_block", "_first", "_lines")
+
+    def __init__(
+        self, block: _Pages, first: int, lines: int, back: deque[tuple[_Pages, int, int]]
+    ) -> None:
+        self._block, self._first, self._lines, self._back = block, first, lines, back
+
+    def tensor(self, shape: tuple[int, ...], kind: str) -> Tensor:
+        """Entries of a kind, as numpy writes kinds."""
+        at = self._block.address + self._first * _LINE
+        self.__array_interface__: dict[str, Any] = {
+            "data": (at, False),
+            "shape": shape,
+            "typestr": kind,
+            "version": 3,
+        }
+        return torch.from_numpy(np.asarray(self))
+
+    def __del__(self) -> None:
+        # In whatever thread the last one was that had it: who lends next sorts it in.
+        self._back.append((self._block, self._first, self._lines))
+
+
+@final
+class MemoryPool:
+    """Memory for tensors on the host, which may end in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks: list[_Pages] = []
+        self._back: deque[tuple[_Pages, int, int]] = deque()
+        self._until_look = _LOOK
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A contiguous tensor on the host, whose numbers have no meaning."""
+        count = 1
+        for n in shape:
+            count *= n
+        nbytes = count * dtype.itemsize
+        if nbytes < LEAST:
+            return torch.empty(tuple(shape), dtype=dtype)
+        with self._lock:
+            lent = self._lend(-(-nbytes // _LINE))
+        kind = _KINDS.get(dtype)
+        if kind is None:
+            return lent.tensor((nbytes,), "|u1").view(dtype).view(tuple(shape))
+        return lent.tensor(tuple(shape), kind)
+
+    def nbytes(self) -> int:
+        """Bytes that are lent."""
+        with self._lock:
+            self._sort_in()
+            return sum([block.free.capacity - block.free.free() for block in self._blocks]) * _LINE
+
+    def forked(self) -> None:
+        """A process has been forked while some thread may have been in here."""
+        self._lock = threading.Lock()
+
+    def _lend(self, lines: int) -> _Lent:
+        self._sort_in()
+        self._until_look -= 1
+        if not self._until_look:
+            self._look()
+        for block in self._blocks:
+            first = block.lend(lines)
+            if first is not None:
+                break
+        else:
+            nbytes = lines * _LINE
+            block = _Pages(max(_BLOCK, nbytes + -nbytes % mmap.PAGESIZE))
+            self._blocks.append(block)
+            first = block.lend(lines)
+            assert first is not None
+        return _Lent(block, first, lines, self._back)
+
+    def _sort_in(self) -> None:
+        back = self._back
+        while back:
+            block, first, lines = back.popleft()
+            block.free.give(first, lines)
+
+    def _look(self) -> None:
+        """What nobody has asked for of late goes back."""
+        self._until_look = _LOOK
+        self._blocks[1:] = [block for block in self._blocks[1:] if block.highest]
+        for block in self._blocks:
+            block.give_back_pages()
+
+
+shared: Final = MemoryPool()
+"""That of the process."""
+
+os.register_at_fork(after_in_child=shared.forked)

@@ -1,0 +1,149 @@
+"""What torch computes by a kernel of its own, composed of operators that there are steps for.
+
+For a trace alone: attention over what is padded, and functions of entries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor | None:
+    if dropout_p or is_causal or enable_gqa:
+        return None
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    score = (query * scale) @ key.transpose(-2, -1)
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        score = score.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        score = score + attn_mask
+    return score.softmax(-1) @ value
+
+
+def _of_heads(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None] | None:
+    unusual = bias_k is not None or add_zero_attn or use_separate_proj_weight or is_causal
+    unusual = unusual or static_k is not None or static_v is not None or attn_mask is not None
+    if unusual or (training and dropout_p) or query.ndim != 3 or in_proj_weight is None:
+        return None
+    width, heads = embed_dim_to_check, num_heads
+
+    def made_of(x: Tensor) -> Tensor:
+        return functional.linear(x.transpose(0, 1), in_proj_weight, in_proj_bias)
+
+    def apart(x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], x.shape[1], heads, width // heads).transpose(1, 2)
+
+    # All of the weight meets each, as rows of several kinds meet no part of one.
+    own = made_of(query)
+    theirs = own if key is query else made_of(key)
+    q, k = own[..., :width], theirs[..., width : 2 * width]
+    v = (theirs if value is key else made_of(value))[..., 2 * width :]
+    score = (apart(q) / math.sqrt(width // heads)) @ apart(k).transpose(-2, -1)
+    if key_padding_mask is not None and key_padding_mask.dtype is torch.bool:
+        score = score.masked_fill(key_padding_mask[:, None, None], -math.inf)
+    elif key_padding_mask is not None:
+        score = score + key_padding_mask[:, None, None]
+    share = score.softmax(-1)
+    found = (share @ apart(v)).transpose(1, 2).reshape(own.shape[0], own.shape[1], width)
+    found = functional.linear(found, out_proj_weight, out_proj_bias).transpose(0, 1)
+    if not need_weights:
+        return found, None
+    return found, share.mean(1) if average_attn_weights else share
+
+
+def _mish(x: Tensor, inplace: bool = False) -> Tensor:
+    return x * torch.tanh(functional.softplus(x))
+
+
+def _hardswish(x: Tensor, inplace: bool = False) -> Tensor:
+    return x * functional.relu6(x + 3) / 6
+
+
+def _celu(x: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    return functional.elu(x / alpha) * alpha
+
+
+def _selu(x: Tensor, inplace: bool = False) -> Tensor:
+    return functional.elu(x, 1.6732632423543772) * 1.0507009873554805
+
+
+def _glu(x: Tensor, dim: int = -1) -> Tensor:
+    value, gate = x.chunk(2, dim)
+    return value * torch.sigmoid(gate)
+
+
+def _gelu(x: Tensor, approximate: str = "none") -> Tensor | None:
+    if approximate != "tanh":
+        return None
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+    return 0.5 * x * (1 + torch.tanh(inner))
+
+
+def _layer_norm(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    if len(normalized_shape) != 1 or (weight is not None and bias is not None):
+        return None
+    away = x - x.mean(-1, keepdim=True)
+    found = away * ((away * away).mean(-1, keepdim=True) + eps).rsqrt()
+    found = found if weight is None else found * weight
+    return found if bias is None else found + bias
+
+
+COMPOSED: Final[Mapping[Any, Callable[..., Any]]] = {
+    functional.scaled_dot_product_attention: _attention,
+    functional.multi_head_attention_forward: _of_heads,
+    functional.mish: _mish,
+    functional.hardswish: _hardswish,
+    functional.celu: _celu,
+    functional.selu: _selu,
+    functional.glu: _glu,
+    functional.gelu: _gelu,
+    functional.layer_norm: _layer_norm,
+}
+"""What gives the same as a function of torch; None, and it is that function's."""

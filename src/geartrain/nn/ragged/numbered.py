@@ -1,0 +1,263 @@
+"""Operators that take rows by number, or add to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from geartrain.native.fused import Op
+from geartrain.native.ragged import Way
+from geartrain.nn.places import Refused
+from geartrain.nn.ragged.base import AbstractLowering, Convert
+from geartrain.nn.ragged.values import (
+    BUNDLES,
+    HELD,
+    MEMBERS,
+    NO_ROWS,
+    PADDED,
+    Axes,
+    Buffer,
+    Constant,
+    HeldValue,
+    RaggedValue,
+)
+
+aten = torch.ops.aten
+
+
+def _embed(low: AbstractLowering, x: fx.Node) -> None:
+    args: Any = x.args
+    index = args[1][0] if isinstance(args[1], (list, tuple)) else args[1]
+    _take(low, x, args[0], index)
+
+
+def _index_select(low: AbstractLowering, x: fx.Node) -> None:
+    args: Any = x.args
+    if args[1] != 0:
+        raise Refused("an axis of rows is cut")
+    _take(low, x, args[0], args[2])
+
+
+def _take(low: AbstractLowering, x: fx.Node, source: fx.Node, index: Any) -> None:
+    """Rows by number, of rows or of a table."""
+    found = low.ints_of(index) if isinstance(index, fx.Node) else None
+    late, like = low.late(x), low.like(x)
+    value = low.whole(source, late=late)
+    if found is None or like.kind == NO_ROWS:
+        raise Refused("rows are taken by numbers that are computed")
+    base, rows = found
+    if (rows.kind, rows.times) != (like.kind, like.times):
+        raise Refused("rows are taken by numbers of several axes")
+    if value.kind == NO_ROWS:
+        low.values[x] = _of_table(low, value, base, rows, like, late=late)
+    elif base is low.segment and (value.kind, value.times) == (BUNDLES, 1):
+        low.values[x] = replace(low.spread(value, late=late), tail=like.tail)
+    else:
+        low.values[x] = out = low.room(like, late=late)
+        _by_number(low, Way.TAKE, out, value, (like, value), base, late=late)
+
+
+def _of_table(
+    low: AbstractLowering,
+    table: RaggedValue,
+    base: fx.Node,
+    rows: Axes,
+    like: Axes,
+    *,
+    late: bool,
+) -> RaggedValue:
+    if len(table.tail) != 2 or table.buffer.role != "operand":
+        raise Refused("a table that is no weight")
+    numbers = RaggedValue(low.ints(base), 0, 1, rows.kind, rows.times, ())
+    if like.width != table.tail[1]:
+        raise Refused("a table by numbers of several axes")
+    out = low.room(like, late=late)
+    low.plain(Op.EMBED, out, numbers, table, many=table.tail[0], late=late)
+    return out
+
+
+def _by_number(
+    low: AbstractLowering,
+    way: Way,
+    out: RaggedValue,
+    value: RaggedValue,
+    kinds: tuple[Axes | RaggedValue, Axes | RaggedValue],
+    numbers: fx.Node,
+    *,
+    late: bool,
+) -> None:
+    """A step that is done for rows of one kind, and whose numbers name those of another."""
+    done, named = kinds
+    low.step(
+        way,
+        out,
+        value,
+        kind=done.kind,
+        times=done.times,
+        source=named.kind,
+        source_times=named.times,
+        index=low.ints(numbers),
+        late=late,
+    )
+
+
+def _index_add(low: AbstractLowering, x: fx.Node) -> None:
+    args: Any = x.args
+    if x.target is aten.index_put.default:
+        if len(args[1]) != 1 or len(args) < 4 or not args[3]:
+            raise Refused("rows are written over")
+        base, index, source = args[0], args[1][0], args[2]
+    else:
+        base, dim, index, source = args
+        if dim != 0 or x.kwargs:
+            raise Refused("an axis of rows is cut")
+    _add_at(low, x, base, index, source)
+
+
+def _add_at(low: AbstractLowering, x: fx.Node, base: fx.Node, index: Any, source: fx.Node) -> None:
+    """Rows added to others by number."""
+    like, late = low.like(x), low.late(x)
+    if like.kind == NO_ROWS:
+        low.values[x] = None  # of a table: the gradient of a weight
+        return
+    found = low.ints_of(index) if isinstance(index, fx.Node) else None
+    if found is None:
+        raise Refused("rows are added by numbers that are computed")
+    numbers, rows = found
+    value = low.whole(source, late=late)
+    if (rows.kind, rows.times) != (value.kind, value.times) or value.width != like.width:
+        raise Refused("rows are added by numbers of several axes")
+    begun = low.values.get(base)
+    empty = isinstance(begun, Constant) and begun.number == 0
+    out = low.room(like, late=late)
+    whole = numbers is low.segment and (like.kind, like.times) == (BUNDLES, 1)
+    if whole and (value.kind, value.times) == (MEMBERS, 1):
+        low.step(Way.SUM_OVER, out, value, kind=BUNDLES, late=late, inside=True)
+        if not empty:
+            low.plain(
+                Op.ADD, out, out, low.full(low.fit(base, like, late=late), late=late), late=late
+            )
+    else:
+        if empty:
+            low.plain(Op.ZERO, out, late=late)
+        else:
+            begin = low.full(low.fit(base, like, late=late), late=late)
+            low.plain(Op.COPY, out, begin, late=late)
+        _by_number(low, Way.ADD_AT, out, value, (value, like), numbers, late=late)
+    low.values[x] = out
+
+
+def _reduce(low: AbstractLowering, x: fx.Node) -> None:
+    """The most of the members of each bundle, where nothing else connects them."""
+    args: Any = x.args
+    base, dim, index, source, how = args[:5]
+    late, like = low.late(x), low.like(x)
+    found, begun = low.ints_of(index), low.values.get(base)
+    own = args[5] if len(args) > 5 else x.kwargs.get("include_self", True)
+    segment = found is not None and found[0] is low.segment
+    if dim != 0 or how not in ("amax", "amin") or not own or not segment:
+        raise Refused(f"rows are reduced by {how}")
+    value = low.whole(source, late=late)
+    fits = (value.kind, value.times, value.width) == (MEMBERS, 1, like.width)
+    if not isinstance(begun, Constant) or (like.kind, like.times) != (BUNDLES, 1) or not fits:
+        raise Refused("rows are reduced beside others")
+    least = how == "amin"
+    if least:
+        value = low.turned_over(value, late=late)
+    out = low.room(like, late=late)
+    low.step(Way.MOST_OVER, out, value, kind=BUNDLES, late=late, inside=True)
+    number = -begun.number if least else begun.number
+    low.plain(Op.AT_LEAST, out, out, number=number, late=late)
+    low.values[x] = low.turned_over(out, late=late) if least else out
+
+
+def _of_each(low: AbstractLowering, index: Any, dim: int, of: Axes) -> Buffer | None:
+    """The number of one member of each bundle; None: that is not what an axis is taken by."""
+    found = low.ints_of(index)
+    single = found is not None and found[1] == Axes(BUNDLES, 1, (), 1)
+    padded = of.kind == MEMBERS and of.lead == PADDED and of.at == 0
+    return low.ints(found[0]) if found is not None and single and dim == 1 and padded else None
+
+
+def _gather(low: AbstractLowering, x: fx.Node) -> None:
+    """One member of each bundle, or rows by number."""
+    args: Any = x.args
+    source, dim, index = args[:3]
+    like, late = low.like(x), low.late(x)
+    if dim == 0:
+        _take(low, x, source, index)
+        return
+    of = low.like(source)
+    ints = _of_each(low, index, dim, of)
+    if ints is None or x.kwargs or like.kind != BUNDLES or like.width != of.width:
+        raise Refused("an axis is gathered")
+    out = low.values[x] = low.room(like, late=late)
+    known = low.values.get(source)
+    cells, of_kind = None, MEMBERS
+    if isinstance(known, HeldValue):  # that member alone is read
+        at = low.held(known.number, like.width)
+        value = RaggedValue(at, 0, like.width, HELD, 1, known.tail)
+        cells, of_kind = low.cells, HELD
+    else:
+        value = low.whole(source, late=late)
+    low.step(
+        Way.TAKE_INSIDE,
+        out,
+        value,
+        kind=BUNDLES,
+        source=of_kind,
+        index=ints,
+        inside=True,
+        cells=cells,
+        late=late,
+    )
+
+
+def _scatter(low: AbstractLowering, x: fx.Node) -> None:
+    """``_gather`` back."""
+    args: Any = x.args
+    base, dim, index, source = args
+    like, late = low.like(x), low.late(x)
+    if dim == 0:
+        _add_at(low, x, base, index, source)
+        return
+    ints, begun = _of_each(low, index, dim, like), low.values.get(base)
+    value = low.whole(source, late=late)
+    if not isinstance(begun, Constant) or begun.number or value.width != like.width:
+        raise Refused("an axis is scattered")
+    if ints is None:
+        raise Refused("an axis is scattered")
+    out = low.values[x] = low.room(like, late=late)
+    low.plain(Op.ZERO, out, late=late)
+    low.step(
+        Way.ADD_INSIDE,
+        out,
+        value,
+        kind=BUNDLES,
+        source=MEMBERS,
+        index=ints,
+        inside=True,
+        late=late,
+    )
+
+
+def _table_back(low: AbstractLowering, x: fx.Node) -> None:
+    low.values[x] = None  # the gradient of a weight
+
+
+NUMBERED_ROWS: Final[Mapping[Any, Convert]] = {
+    aten.embedding.default: _embed,
+    aten.index.Tensor: _embed,
+    aten.index_select.default: _index_select,
+    aten.index_add.default: _index_add,
+    aten.index_put.default: _index_add,
+    aten.scatter_reduce.two: _reduce,
+    aten.index_reduce.default: _reduce,
+    aten.gather.default: _gather,
+    aten.scatter_add.default: _scatter,
+    aten.embedding_dense_backward.default: _table_back,
+}

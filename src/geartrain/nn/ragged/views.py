@@ -1,0 +1,267 @@
+"""Operators that move nothing, or parts of rows: views, parts, and rows put together of them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from geartrain.native.fused import Op
+from geartrain.nn.places import Refused
+from geartrain.nn.ragged.base import AbstractLowering, Convert, same_numbers
+from geartrain.nn.ragged.values import (
+    MEMBERS,
+    NO_ROWS,
+    Axes,
+    Constant,
+    HeldValue,
+    MostOf,
+    RaggedValue,
+)
+
+aten = torch.ops.aten
+
+SAME: Final = frozenset(
+    {
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.reshape.default,
+        aten.unsqueeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.squeeze.default,
+        aten.clone.default,
+        aten.alias.default,
+        aten.detach.default,
+        aten.lift_fresh_copy.default,
+        aten.lift_fresh.default,
+        aten._to_copy.default,
+        aten.expand.default,
+    }
+)
+"""The same numbers, in the same order; or some of them again and again."""
+
+
+def _view(low: AbstractLowering, x: fx.Node) -> None:
+    args: Any = x.args
+    known = low.values.get(args[0])
+    if isinstance(known, Constant | MostOf) or known is None:
+        low.values[x] = known
+        return
+    if x.target is aten._to_copy.default and x.meta["dtype"] is not low.dtype:
+        raise Refused("numbers of another dtype")
+    like = low.like(x)
+    if isinstance(known, HeldValue):
+        alike = low.like(args[0]).before == like.before and math.prod(known.tail) == like.width
+        if (like.kind, like.times) == (MEMBERS, 1) and alike:
+            low.values[x] = replace(known, tail=like.tail)
+            return
+    _view_rows(low, x, args[0], like)
+
+
+def _view_rows(low: AbstractLowering, x: fx.Node, source: fx.Node, like: Axes) -> None:
+    late = low.late(x)
+    value, mine = low.value(source, late=late), low.like(source)
+    if value.kind == NO_ROWS:
+        low.values[x] = replace(value, tail=like.tail) if like.kind == NO_ROWS else None
+        if like.kind != NO_ROWS or like.width != value.width:
+            low.values[x] = low.fit(source, like, late=late)
+    elif x.target is aten.expand.default:
+        low.values[x] = low.fit(source, like, late=late)
+    elif like.kind != value.kind:
+        raise Refused("rows of one kind are taken for rows of another")
+    elif mine.before != like.before:
+        raise Refused("members become something else")
+    elif like.times == value.times:
+        low.values[x] = replace(value, tail=like.tail)
+    else:
+        value = low.dense(value, late=late)
+        low.values[x] = replace(value, row=like.width, times=like.times, tail=like.tail)
+
+
+def _axis(like: Axes, rank: int, dim: int) -> int:
+    """Which axis of the tail is cut."""
+    at = like.tail_axis(dim % rank)
+    if at < 0 or like.kind == NO_ROWS or math.prod(like.tail[:at]) != 1:
+        raise Refused("an axis of rows is cut")
+    return at
+
+
+def _axis_of(low: AbstractLowering, x: fx.Node, dim: int) -> int:
+    return _axis(low.like(x), len(low.shapes[x]), dim)
+
+
+def _is_one(low: AbstractLowering, x: fx.Node, dim: int) -> bool:
+    """Whether an axis has one entry, and is none of rows."""
+    shape, like = low.shapes[x], low.like(x)
+    return like.tail_axis(dim % len(shape)) >= 0 and shape[dim % len(shape)] == 1
+
+
+def _part(value: RaggedValue, at: int, start: int, tail: tuple[int, ...]) -> RaggedValue:
+    inner = math.prod(value.tail[at + 1 :])
+    return replace(value, at=value.at + start * inner, tail=tail)
+
+
+def _slice(low: AbstractLowering, x: fx.Node) -> None:
+    args: Any = x.args
+    dim = args[1] if len(args) > 1 else 0
+    source = args[0]
+    if low.shapes[x] == low.shapes[source]:
+        _view(low, x)
+        return
+    same_numbers(x, low.twin[x])
+    if len(args) > 4 and args[4] != 1:
+        raise Refused("a slice with gaps")
+    at = _axis_of(low, source, dim)
+    value = low.whole(source, late=low.late(x))
+    start = args[2] if len(args) > 2 and args[2] is not None else 0
+    start = start + value.tail[at] if start < 0 else start
+    low.values[x] = _part(value, at, start, low.like(x).tail)
+
+
+def _select(low: AbstractLowering, x: fx.Node) -> None:
+    args: Any = x.args
+    source, dim, which = args
+    same_numbers(x, low.twin[x])
+    if _is_one(low, source, dim):
+        _view(low, x)
+        return
+    at = _axis_of(low, source, dim)
+    value = low.whole(source, late=low.late(x))
+    low.values[x] = _part(value, at, which % value.tail[at], low.like(x).tail)
+
+
+def _split(low: AbstractLowering, x: fx.Node) -> None:
+    args: Any = x.args
+    at = _axis_of(low, args[0], args[2] if len(args) > 2 else 0)
+    same_numbers(x, low.twin[x])
+    value, sizes = low.whole(args[0], late=low.late(x)), args[1]
+    if isinstance(sizes, int):
+        whole = value.tail[at]
+        sizes = [min(sizes, whole - begin) for begin in range(0, whole, sizes)]
+    found, start = [], 0
+    for size in sizes:
+        tail = (*value.tail[:at], size, *value.tail[at + 1 :])
+        found.append(_part(value, at, start, tail))
+        start += size
+    low.values[x] = found
+
+
+def _unbind(low: AbstractLowering, x: fx.Node) -> None:
+    args: Any = x.args
+    at = _axis_of(low, args[0], args[1] if len(args) > 1 else 0)
+    value = low.whole(args[0], late=low.late(x))
+    tail = (*value.tail[:at], *value.tail[at + 1 :])
+    low.values[x] = [_part(value, at, k, tail) for k in range(value.tail[at])]
+
+
+def _item(low: AbstractLowering, x: fx.Node) -> None:
+    args: Any = x.args
+    found = low.values.get(args[0])
+    low.values[x] = found[args[1]] if isinstance(found, list) else None
+
+
+def _cat(low: AbstractLowering, x: fx.Node) -> None:
+    args: Any = x.args
+    late, like = low.late(x), low.like(x)
+    at = _axis_of(low, x, args[1] if len(args) > 1 else 0)
+    out, start = low.room(like, late=late), 0
+    for y in args[0]:
+        piece = low.whole(y, late=late)
+        if (piece.kind, piece.times) != (like.kind, like.times) or low.like(y).at != like.at:
+            raise Refused("rows of two kinds side by side")
+        home = _part(out, at, start, piece.tail)
+        low.plain(Op.COPY, home, piece, late=late)
+        start += piece.tail[at]
+    low.values[x] = out
+
+
+def _stack(low: AbstractLowering, x: fx.Node) -> None:
+    args: Any = x.args
+    late, like = low.late(x), low.like(x)
+    at = _axis_of(low, x, args[1] if len(args) > 1 else 0)
+    out = low.room(like, late=late)
+    for k, y in enumerate(args[0]):
+        piece = low.whole(y, late=late)
+        if (piece.kind, piece.times) != (like.kind, like.times):
+            raise Refused("rows of two kinds side by side")
+        low.plain(Op.COPY, _part(out, at, k, piece.tail), piece, late=late)
+    low.values[x] = out
+
+
+def _put_back(low: AbstractLowering, x: fx.Node) -> None:
+    """The gradient of a part."""
+    args: Any = x.args
+    same_numbers(x, low.twin[x], but=1)
+    late, like = low.late(x), low.like(x)
+    if _is_one(low, x, args[2]):
+        _view(low, x)
+        return
+    at = _axis_of(low, x, args[2])
+    piece = low.whole(args[0], late=late)
+    if len(args) > 5 and args[5] != 1:
+        raise Refused("a slice with gaps")
+    if piece.width == like.width:
+        low.values[x] = replace(piece, tail=like.tail)
+        return
+    out, start = low.room(like, late=late), args[3]
+    start = start + like.tail[at] if start < 0 else start
+    low.plain(Op.ZERO, out, late=late)
+    low.plain(Op.COPY, _part(out, at, start, piece.tail), piece, late=late)
+    low.values[x] = out
+
+
+def _turn(low: AbstractLowering, x: fx.Node) -> None:
+    """Axes change places: that of members, and those of one entry."""
+    source: Any = x.args[0]
+    known, like = low.values.get(source), low.like(x)
+    if isinstance(known, Constant | MostOf) or known is None:
+        low.values[x] = known
+        return
+    mine, shape = low.like(source), low.shapes[source]
+    places = [mine.tail_axis(k) for k in _order(x, len(shape)) if shape[k] != 1]
+    own = [k for k in places if k >= 0]
+    if own != sorted(own) or (like.kind, like.times) != (mine.kind, mine.times):
+        raise Refused("axes change places")
+    if mine.kind == NO_ROWS:
+        raise Refused("axes of a weight change places")
+    if mine.merged != like.merged:
+        raise Refused("axes change places")
+    if isinstance(known, HeldValue):
+        low.values[x] = replace(known, tail=like.tail)
+    else:
+        low.values[x] = replace(low.value(source, late=low.late(x)), tail=like.tail)
+
+
+def _order(x: fx.Node, rank: int) -> list[int]:
+    """The axis of the source that each axis is."""
+    args: Any = x.args
+    if x.target is aten.permute.default:
+        return [k % rank for k in args[1]]
+    order = list(range(rank))
+    a, b = args[1] % rank, args[2] % rank
+    order[a], order[b] = order[b], order[a]
+    return order
+
+
+VIEWS: Final[Mapping[Any, Convert]] = {
+    **dict.fromkeys(SAME, _view),
+    aten.slice.Tensor: _slice,
+    aten.select.int: _select,
+    aten.split.Tensor: _split,
+    aten.unsafe_split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
+    aten.unbind.int: _unbind,
+    operator.getitem: _item,
+    aten.cat.default: _cat,
+    aten.stack.default: _stack,
+    aten.transpose.int: _turn,
+    aten.permute.default: _turn,
+    aten.slice_backward.default: _put_back,
+    aten.select_backward.default: _put_back,
+}

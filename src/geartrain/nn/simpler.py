@@ -1,0 +1,168 @@
+"""Operators of torch told by simpler ones, which have steps in C.
+
+    glu(x)  ─►  a, b = x.chunk(2);  a * sigmoid(b)
+
+It is done as a trace is recorded, below autograd: an operator and its gradient each by themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def _halves(x: Tensor, dim: int) -> Sequence[Tensor]:
+    return torch.split(x, x.shape[dim] // 2, dim)
+
+
+def _glu(x: Tensor, dim: int = -1) -> Tensor:
+    a, b = _halves(x, dim)
+    return a * torch.sigmoid(b)
+
+
+def _glu_back(g: Tensor, x: Tensor, dim: int) -> Tensor:
+    a, b = _halves(x, dim)
+    open_ = torch.sigmoid(b)
+    through = g * open_
+    return torch.cat([through, through * a * (1 - open_)], dim)
+
+
+def _lerp(a: Tensor, b: Tensor, weight: Tensor | float) -> Tensor:
+    return a + weight * (b - a)
+
+
+def _addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
+    return x + (a * b if value == 1 else a * b * value)
+
+
+def _addcdiv(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
+    return x + (a / b if value == 1 else a / b * value)
+
+
+def _clamp(x: Tensor, least: float | None = None, most: float | None = None) -> Tensor | None:
+    if least is None or most is None:
+        return None
+    return x.clamp_min(least).clamp_max(most)
+
+
+def _hardtanh(x: Tensor, least: float = -1, most: float = 1) -> Tensor:
+    return x.clamp_min(least).clamp_max(most)
+
+
+def _hardtanh_back(g: Tensor, x: Tensor, least: float, most: float) -> Tensor:
+    inside: Tensor = aten.threshold_backward(g, x, least)
+    found: Tensor = aten.threshold_backward(inside, -x, -most)
+    return found
+
+
+def _vector_norm(
+    x: Tensor,
+    order: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor | None:
+    if order != 2 or not dim or dtype is not None:
+        return None
+    return (x * x).sum(list(dim), keepdim).sqrt()
+
+
+def _variance(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Tensor | None:
+    if not dim:
+        return None
+    n = math.prod(x.shape[d] for d in dim) - (1 if correction is None else correction)
+    if n <= 0:
+        return None
+    apart = x - x.mean(list(dim), True)
+    return (apart * apart).sum(list(dim), keepdim) / n
+
+
+def _deviation(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Tensor | None:
+    found = _variance(x, dim, correction=correction, keepdim=keepdim)
+    return None if found is None else found.sqrt()
+
+
+def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    dim %= tensors[0].ndim + 1
+    return torch.cat([x.unsqueeze(dim) for x in tensors], dim)
+
+
+def _mish(x: Tensor) -> Tensor:
+    return x * torch.tanh(torch.nn.functional.softplus(x))
+
+
+def _mish_back(g: Tensor, x: Tensor) -> Tensor:
+    t = torch.tanh(torch.nn.functional.softplus(x))
+    return g * (t + x * torch.sigmoid(x) * (1 - t * t))
+
+
+def _prelu(x: Tensor, weight: Tensor) -> Tensor:
+    above = torch.relu(x)
+    return above + weight * (x - above)
+
+
+def _prelu_back(g: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    above: Tensor = aten.threshold_backward(g, x, 0)
+    below = g - above
+    return above + weight * below, below * x
+
+
+def _log_sum_exp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor | None:
+    if len(dim) != 1 or not x.is_floating_point():
+        return None
+    large = torch.finfo(x.dtype).max  # of rows that are infinite all over, nothing is taken off
+    most = x.amax(list(dim), True).clamp_min(-large).clamp_max(large)
+    found = (x - most).exp().sum(list(dim), True).log() + most
+    return found if keepdim else found.squeeze(dim[0])
+
+
+def _log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
+    return -torch.nn.functional.softplus(-x), x
+
+
+def _log_sigmoid_back(g: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
+    return g * torch.sigmoid(-x)
+
+
+SIMPLER: Final[Mapping[Any, Callable[..., Any]]] = {
+    aten.glu.default: _glu,
+    aten.glu_backward.default: _glu_back,
+    aten.lerp.Tensor: _lerp,
+    aten.lerp.Scalar: _lerp,
+    aten.addcmul.default: _addcmul,
+    aten.addcdiv.default: _addcdiv,
+    aten.clamp.default: _clamp,
+    aten.hardtanh.default: _hardtanh,
+    aten.hardtanh_backward.default: _hardtanh_back,
+    aten.linalg_vector_norm.default: _vector_norm,
+    aten.var.correction: _variance,
+    aten.std.correction: _deviation,
+    aten.stack.default: _stack,
+    aten.mish.default: _mish,
+    aten.mish_backward.default: _mish_back,
+    aten._prelu_kernel.default: _prelu,
+    aten._prelu_kernel_backward.default: _prelu_back,
+    aten.logsumexp.default: _log_sum_exp,
+    aten.log_sigmoid_forward.default: _log_sigmoid,
+    aten.log_sigmoid_backward.default: _log_sigmoid_back,
+}
+"""What gives the same as an operator; None, and the operator is to be called."""

@@ -1,0 +1,192 @@
+"""Tensors of a loop that runs whole, in a buffer for each value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+from torch import Tensor
+
+from geartrain.frames.message import Gradient, IntArray, Payload
+from geartrain.native import pool
+from geartrain.native.rows import Moves, add, take
+from geartrain.nodes.loop.numbers import Numbers, consecutive
+from geartrain.nodes.loop.tensors import AbstractTensors, require_alike
+
+
+@final
+class FiringTensors(AbstractTensors):
+    """Those of a firing in buffers, one for each value.
+
+    Where a firing is planned, they have room for the rows that have been counted; else for those
+    that are expected, and grow.
+
+    Args:
+        numbers: Of the plan.
+        expected: By value, for how many places there is to be room at least.
+    """
+
+    __slots__ = ("_expected", "_gradients", "_values", "_zeros", "moved")
+
+    def __init__(
+        self,
+        numbers: Numbers,
+        expected: Mapping[int, int] | None = None,
+    ) -> None:
+        super().__init__(numbers)
+        self._expected = expected or {}
+        self._values: dict[int, list[Tensor]] = {}
+        self.moved = 0
+        """How often buffers have been made, or have moved."""
+        self._gradients: dict[int, list[Tensor | None]] = {}
+        self._zeros: dict[int, list[Tensor | None]] = {}  # to which nothing has been added
+
+    def put(
+        self,
+        number: int,
+        name: str,
+        first: int,
+        columns: Sequence[Tensor],
+        rows: IntArray | None = None,
+    ) -> None:
+        n, first = self.numbers.size(number), self.numbers.begin(number, first)
+        found = self._values.get(number)
+        if found is None:
+            alone = rows is None and columns[0].shape[0] == n and n >= self._expected.get(number, 0)
+            if alone and all(x.is_contiguous() for x in columns):
+                self._values[number] = list(columns)
+                self.moved += 1
+                return
+        write(self.reserve(number, name, columns), first, columns, rows)
+
+    def reserve(self, number: int, name: str, columns: Sequence[Tensor]) -> list[Tensor]:
+        """The buffers of a value, with room for all rows that are known.
+
+        Args:
+            number: Of the value.
+            name: Who puts rows there.
+            columns: Tensors like those that are put.
+
+        Raises:
+            GraphError: They have another inner shape or dtype than those before.
+        """
+        found = self._values.get(number)
+        if found is None:
+            n = max(self.numbers.size(number), self._expected.get(number, 0))
+            self.moved += 1
+            found = self._values[number] = [self._empty(x, n) for x in columns]
+            return found
+        require_alike(name, columns, found)
+        return self.reserve_rows(number)
+
+    def reserve_rows(self, number: int) -> list[Tensor]:
+        """The buffers of a value that has some, with room for all rows that are known."""
+        n, found = self.numbers.size(number), self._values[number]
+        had = found[0].shape[0] if found else n
+        if n > had:
+            self.moved += 1
+            for j, x in enumerate(found):
+                found[j] = self._empty(x, max(n, 2 * had))
+                found[j][:had] = x
+        return found
+
+    def _empty(self, x: Tensor, n: int) -> Tensor:
+        """Room for n rows like those of x."""
+        shape = n, *x.shape[1:]
+        return pool.shared.empty(shape, x.dtype) if x.is_cpu else x.new_empty(shape)
+
+    def likes(self, number: int) -> Sequence[Tensor] | None:
+        return self._values.get(number)
+
+    def zeros(self, number: int) -> list[Tensor | None]:
+        """Buffers for the gradients of a value, to be added to; ``came`` says to which of them
+        something has been added. None: that column has no gradient."""
+        found = self._gradients.setdefault(number, [None] * len(self._values[number]))
+        more = self._zeros.setdefault(number, [None] * len(found))
+        for j, x in enumerate(self._values[number]):
+            if found[j] is None and more[j] is None and x.is_floating_point():
+                more[j] = self._empty(x, self.numbers.size(number)).zero_()
+        return [g if g is not None else z for g, z in zip(found, more, strict=True)]
+
+    def came(self, number: int, columns: int | None = None) -> int:
+        """The columns of a value that have got gradients, as bits; from now on these, too."""
+        found = self._gradients.get(number, [])
+        if columns is not None:
+            for j, z in enumerate(self._zeros[number]):
+                if found[j] is None and columns >> j & 1:
+                    found[j], self._zeros[number][j] = z, None
+        return sum([1 << j for j, g in enumerate(found) if g is not None])
+
+    def width(self, number: int) -> int:
+        return len(self._values[number])
+
+    def gather_places(
+        self, number: int, places: IntArray, which: Sequence[int] | None = None
+    ) -> Payload:
+        values = self._values[number]
+        if which is not None:
+            values = [values[j] for j in which]
+        if not places.size:
+            return tuple(x[:0] for x in values)
+        first = consecutive(places)
+        if first >= 0:
+            return tuple(x[first : first + places.size] for x in values)
+        return take(values, places)
+
+    def _accumulate(
+        self, number: int, places: IntArray, gradient: Gradient, at: IntArray | None
+    ) -> bool:
+        values = self._values[number]
+        found = self._gradients.get(number)
+        if found is None:
+            found = self._gradients[number] = [None] * len(values)
+        some = False
+        for j, g in enumerate(gradient):
+            if g is None or not values[j].is_floating_point():
+                continue
+            some = True
+            buffer = found[j]
+            if buffer is None:
+                buffer = found[j] = self._nothing(number, j)
+            if places.size:
+                add(buffer, places, g.contiguous(), at)
+        return some
+
+    def _nothing(self, number: int, j: int) -> Tensor:
+        """A gradient of zeros for all rows of a column."""
+        zeros = self._zeros.get(number)
+        if zeros is not None and (found := zeros[j]) is not None:
+            zeros[j] = None
+            return found
+        x = self._values[number][j]
+        return self._empty(x, self.numbers.size(number)).zero_()
+
+    def gradient(self, number: int, first: int, n: int, which: IntArray | None) -> Gradient:
+        columns, numbers = self._gradients[number], self.numbers
+        if which is None:
+            begin, end = numbers.begin(number, first), numbers.begin(number, first + n)
+            return tuple(None if g is None else g[begin:end] for g in columns)
+        at = numbers.at(number, which + first)
+        return tuple(None if g is None else take([g], at)[0] for g in columns)
+
+    def answered(self, number: int, first: int, n: int) -> None:
+        """They lie in the buffer of all."""
+
+    def whole(self, number: int) -> Sequence[Tensor] | None:
+        return self._values.get(number)
+
+    def tensors(self) -> list[Tensor]:
+        return [x for columns in self._values.values() for x in columns]
+
+    def gradients(self) -> list[Tensor]:
+        return [x for columns in self._gradients.values() for x in columns if x is not None]
+
+
+def write(
+    target: Sequence[Tensor], first: int, source: Sequence[Tensor], rows: IntArray | None
+) -> None:
+    """Rows of tensors into others, from row ``first`` on; None: all rows."""
+    moves = Moves()
+    for into, x in zip(target, source, strict=True):
+        moves.add(into, None, x if x.is_contiguous() else x.contiguous(), rows, first)
+    moves.run()

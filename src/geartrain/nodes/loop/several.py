@@ -1,0 +1,420 @@
+"""How C calls a module of a loop that reads a memory or looks inside bundles: it has rows of two
+kinds, those of the module and the members of what each of them reads.
+
+    SeveralLayout   where tensors lie, who reads and writes them; the words that C reads
+    SeveralModule   the module in one turn: its rows, their members, row numbers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from geartrain.frames.message import INSTANCE, IntArray, Payload, join_arrays, ranges
+from geartrain.native import calls
+from geartrain.native.calls import (
+    MEMBERS,
+    ROWS,
+    Home,
+    Lies,
+    RowsOf,
+    SeveralForm,
+    SeveralRoutine,
+    pointer,
+)
+from geartrain.nodes.inside import look_inside
+from geartrain.nodes.loop.buffers import FiringTensors
+from geartrain.nodes.loop.plan import RowNumbers
+from geartrain.nodes.loop.reads import Read, ReadTensor
+from geartrain.nodes.loop.tables import Block, RowMemory, Table, key_of, kinds_of, read_words
+from geartrain.nodes.loop.turn import Inner, KeptCall
+from geartrain.nodes.memory import Recalled
+from geartrain.nodes.remembering import Remembering, RememberingRead
+from geartrain.nodes.weights import AbstractWeights
+
+MEMBERS_OF_ONE: Final = 4
+"""Members that are a row, where rows are counted that go back in one call of C. More of them go
+back in fewer calls, and take more memory meanwhile: of fewer, a call costs as much as its rows."""
+_VALUES: Final = ("output", "tangent")
+
+
+@final
+class _Slots:
+    """Addresses of one routine.
+
+    Args:
+        routine: It.
+        rows: Bytes from row to row of each output.
+    """
+
+    def __init__(self, form: SeveralForm, routine: SeveralRoutine, rows: Sequence[int]) -> None:
+        self._form, self._routine = form, routine
+        n = routine.steps.kinds.size
+        self._bases, self._strides, self._whose = (np.zeros(n, np.int64) for _ in range(3))
+        for slot, (where, number) in routine.slots.items():
+            if where in _VALUES:
+                j = number if where == "output" else form.tangents[number]
+                self._whose[slot], self._strides[slot] = RowsOf.OF_VALUE, rows[j]
+        self._several = np.array([0, 0, pointer(routine.steps.kinds)], np.int64)
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """As calls.inc has a routine."""
+        arrays = self._bases, self._strides, self._whose, self._several
+        return (*self._routine.steps.words, *map(pointer, arrays))
+
+    def place(self, at: dict[Lies, int], held: int) -> None:
+        """Write where everything lies.
+
+        Args:
+            at: Addresses.
+            held: Rows of the memory.
+        """
+        bases = self._form.addresses(self._routine).copy()
+        for slot, lies in self._routine.slots.items():
+            bases[slot] = at[lies]
+        self._bases[:] = bases
+        self._several[:2] = held, at["ends", 0]
+
+
+@final
+class SeveralLayout:
+    """How C calls one such module of a loop.
+
+    Args:
+        form: The module's programs.
+        tensors: What its payload is made of, in the first of its calls.
+        columns: Tensors like the columns that it reads besides.
+        into: The value that it makes rows of.
+        held: Where the rows lie that it reads.
+        as_asked: Whether all of it is rows of a stored value with the numbers that are asked for.
+
+    Attributes:
+        possible: Whether C can call it.
+        blocks: Of the memory of a turn, by kind of rows: inputs, row numbers, what is kept.
+        back_blocks: Of that of the way back.
+        block: Where each tensor lies among these.
+    """
+
+    def __init__(
+        self,
+        form: SeveralForm,
+        tensors: Sequence[ReadTensor],
+        columns: Sequence[Tensor],
+        into: int,
+        held: FiringTensors,
+        *,
+        as_asked: bool,
+    ) -> None:
+        self.form, self.into, self.as_asked = form, into, as_asked and not form.inside
+        self.payload, self.key = len(tensors), key_of(tensors)
+        self.kinds = kinds_of(tensors, columns)
+        self.columns = [*range(self.payload, len(self.kinds))]
+        self.possible = len(self.kinds) == form.inputs and all(
+            self.kinds[i][0] is form.dtype for i in form.gradients
+        )
+        self.blocks: tuple[list[Block], list[Block]] = ([], [])
+        self.back_blocks: tuple[list[Block], list[Block]] = ([], [])
+        self.block: dict[Lies, tuple[int, int]] = {}
+        if self.possible:
+            self._lay_out(tensors, held)
+
+    @property
+    def own_kind(self) -> int:
+        """Of the rows of inputs."""
+        return MEMBERS if self.form.inside else ROWS
+
+    def _add(self, blocks: Sequence[list[Block]], lies: Lies, kind: int, block: Block) -> None:
+        self.block[lies] = kind, len(blocks[kind])
+        blocks[kind].append(block)
+
+    def _lay_out(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> None:
+        form = self.form
+        for i, (dtype, tail) in enumerate(self.kinds):
+            self._add(self.blocks, ("input", i), self.own_kind, Block(dtype, tail))
+        for k, (kind, entries) in enumerate(form.ints):
+            self._add(self.blocks, ("ints", k), kind, Block(torch.int64, (entries,)))
+            if k in form.floats:
+                self._add(self.blocks, ("float", k), kind, Block(form.dtype, (entries,)))
+        for k, (kind, entries) in enumerate(form.own):
+            self._add(self.blocks, ("own", k), kind, Block(form.dtype, (entries,)))
+        for k, (kind, entries) in enumerate(form.made):
+            self._add(self.back_blocks, ("made", k), kind, Block(form.dtype, (entries,)))
+        rows = [y.shape[1:].numel() * y.itemsize for y in form.outputs]
+        routines = form.forward, form.backward, form.without
+        self._forward, self._back, self._without = (_Slots(form, r, rows) for r in routines)
+        self._lay_out_reads(tensors, held)
+        self.values = list(dict.fromkeys([self.into, *[r.number for r, _ in self._pairs]]))
+        """Whose gradients the way back reads, or adds to."""
+
+    def _lay_out_reads(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> None:
+        form = self.form
+        self._pairs = self.arranged(tensors)
+        self.reads = np.zeros((len(self._pairs), calls.READ_WORDS), np.int64)
+        for words, (read, (_, i)) in zip(self.reads, self._pairs, strict=True):
+            row = self.blocks[self.own_kind][self.block["input", i][1]].row
+            came, lies = form.gradients.get(i, (frozenset(), ("ends", 0)))
+            learns = read.learns and bool(came)
+            source = (held.likes(read.number) or ())[read.column]
+            mask = sum([1 << form.tangents[t] for t in came]) if learns else 0
+            kind = RowsOf.OF_VALUE if lies[0] in _VALUES else RowsOf.OF_MODULE
+            words[:] = read_words(read, source, row, RowsOf.OF_MODULE, kind, mask)
+
+    def arranged(self, tensors: Sequence[ReadTensor]) -> list[tuple[Read, Home]]:
+        """What inputs are made of, in the order of the table."""
+        return [(read, ("input", i)) for i, t in enumerate(tensors) for read in t.reads]
+
+    def holds(
+        self, form: SeveralForm, tensors: Sequence[ReadTensor], columns: Sequence[Tensor]
+    ) -> bool:
+        """Whether it is as it would be made now."""
+        if self.form is not form or self.kinds != kinds_of(tensors, columns):
+            return False
+        return self.as_asked or self.key == key_of(tensors)
+
+    def write(self, words: Table) -> None:
+        """Write what stays of a module's words."""
+        n = calls.ROUTINE_WORDS
+        self._words = words
+        words[:n] = self._forward.words
+        apart = 0 if self.as_asked else 2
+        words[2 * n :] = (self.into, len(self.reads), apart, pointer(self.reads), 0, 0, 0)
+
+    def place(self, at: dict[Lies, int], memory: Payload, held: FiringTensors) -> None:
+        """Write where everything lies that the forward reads and writes.
+
+        Args:
+            at: Addresses of the module's own.
+            memory: What rows read, or nothing.
+            held: The tensors of the turn.
+        """
+        outputs = held.likes(self.into) or ()
+        at |= {("output", j): x.data_ptr() for j, x in enumerate(outputs)}
+        self._forward.place(at, memory[0].shape[0] if memory else 0)
+        sources = [(held.likes(r.number) or ())[r.column] for r, _ in self._pairs]
+        self.reads[:, calls.READ_LIMIT] = [
+            x.shape[0] * r.parts for x, (r, _) in zip(sources, self._pairs, strict=True)
+        ]
+        self.reads[:, calls.READ_FROM] = [x.data_ptr() for x in sources]
+        self.reads[:, calls.READ_INTO] = [at["input", i] for _, (_, i) in self._pairs]
+
+    def place_back(self, at: dict[Lies, int], memory: Payload, *, wanted: bool) -> None:
+        """The same for the way back.
+
+        Args:
+            at: Addresses of all.
+            memory: What rows read, or nothing.
+            wanted: Whether anybody wants the gradient of that.
+        """
+        slots = self._back if wanted else self._without
+        slots.place(at, memory[0].shape[0] if memory else 0)
+        n = calls.ROUTINE_WORDS
+        self._words[n : 2 * n] = slots.words
+        found = {i: at[lies] for i, (_, lies) in self.form.gradients.items()}
+        self.reads[:, calls.READ_BACK] = [found.get(i, 0) for _, (_, i) in self._pairs]
+
+
+@final
+class SeveralModule:
+    """Such a module in one turn.
+
+    Args:
+        number: Of it.
+        inner: It.
+        kernel: Computes it.
+        layout: How C calls it.
+    """
+
+    __slots__ = (
+        "_cells",
+        "_ends",
+        "_next",
+        "arenas",
+        "inner",
+        "kernel",
+        "layout",
+        "number",
+        "seen",
+        "size",
+        "slots",
+        "states",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        inner: Inner,
+        kernel: Remembering | RememberingRead,
+        layout: SeveralLayout,
+    ) -> None:
+        self.number, self.inner, self.kernel, self.layout = number, inner, kernel, layout
+        self.arenas = [RowMemory((), 0), RowMemory((), 0)]
+        self.size = 0
+        """Rows so far."""
+        self.slots: list[IntArray] = []
+        """Of the instances of its rows."""
+        self.states: list[IntArray] = []
+        self.seen = -1
+        """When its addresses were written."""
+        self._ends, self._cells = np.zeros(1, np.int64), np.zeros(0, np.int64)
+        self._next: tuple[IntArray, IntArray] | None = None
+
+    @property
+    def name(self) -> str:
+        """For errors."""
+        return self.inner.name
+
+    @property
+    def weights(self) -> AbstractWeights | None:
+        """Its part, or None."""
+        return self.inner.weights
+
+    @property
+    def members(self) -> int:
+        """Of its rows so far."""
+        return int(self._ends[self.size])
+
+    @property
+    def ends(self) -> IntArray:
+        """int64 ``(size + 1,)``, where the members of its rows begin and end."""
+        return self._ends[: self.size + 1]
+
+    def recalled(self, first: int, n: int) -> Recalled | None:
+        """What n of its rows read of a memory, or None: it looks inside bundles."""
+        if self.layout.form.inside:
+            return None
+        state = self.states[0] if len(self.states) == 1 else np.concatenate(self.states, 1)
+        if len(self.states) > 1:
+            self.states = [state]
+        return self.inner.recalled(state[:, first : first + n], None)
+
+    def accepts(self, rows: RowNumbers, lengths: IntArray | None) -> bool:
+        """Whether C can call it with these rows next: who reads, reads something."""
+        if lengths is None:
+            memory = self.inner.recalled(rows.state, None)
+            self._next = memory.starts, memory.lengths
+            return bool(memory.lengths.all())
+        self._next = lengths, lengths
+        return True
+
+    def reserve(self, n: int, more: int) -> None:
+        """Make room for the rows that were accepted last; if need be, for so many in all if they
+        are more."""
+        assert self._next is not None
+        _, lengths = self._next
+        end, members = self.size + lengths.size, self.members + int(lengths.sum())
+        if end + 1 > self._ends.size:
+            self._ends = _grown(self._ends, max(end + 1, n + 1, 2 * self._ends.size))
+            self.seen = -1
+        if not self.layout.form.inside and members > self._cells.size:
+            self._cells = _grown(self._cells, max(members, 2 * self._cells.size))
+            self.seen = -1
+        for kind, (used, asked, hoped) in enumerate(
+            ((self.size, end, n), (self.members, members, 0))
+        ):
+            arena = self.arenas[kind]
+            if asked > arena.rows:
+                room = max(asked, hoped, 2 * arena.rows)
+                self.arenas[kind] = (
+                    arena.grown(room, used)
+                    if arena.rows
+                    else RowMemory(self.layout.blocks[kind], room)
+                )
+                self.seen = -1
+
+    def add(self, rows: RowNumbers, columns: Sequence[Tensor]) -> None:
+        """Rows more, for which there is room, and the columns that it reads of them."""
+        assert self._next is not None
+        layout, form, (starts, lengths) = self.layout, self.layout.form, self._next
+        n, before = rows.numbers.size, self.members
+        ends = self._ends[self.size + 1 : self.size + 1 + n]
+        np.cumsum(lengths, out=ends)
+        ends += before
+        count = int(ends[-1]) - before if n else 0
+        if not form.inside:
+            self._cells[before : before + count] = ranges(starts, lengths)
+        here = ((self.size, n), (before, count))
+        for i in layout.columns:
+            self._view(("input", i), here).copy_(columns[i - layout.payload])
+        if form.ints:
+            given = [self._view(("input", i), here) for i in range(form.inputs)]
+            for k, x in enumerate(form.counted(given, torch.from_numpy(lengths))):
+                at = self._view(("ints", k), here)
+                at.copy_(x.view(at.shape))
+                if k in form.floats:
+                    self._view(("float", k), here).copy_(at)
+        self.slots.append(rows.state[INSTANCE])
+        self.states.append(rows.state)
+        self.size += n
+
+    def _view(self, lies: Lies, here: Sequence[tuple[int, int]]) -> Tensor:
+        kind, k = self.layout.block[lies]
+        return self.arenas[kind].view(k, *here[kind])
+
+    def rows_of(self, lies: Lies, first: int, n: int) -> Tensor:
+        """A tensor of the module's own, of n of its rows, or of their members."""
+        begin, end = int(self._ends[first]), int(self._ends[first + n])
+        return self._view(lies, ((first, n), (begin, end - begin)))
+
+    def addresses(self) -> dict[Lies, int]:
+        """Of what is the module's own."""
+        at: dict[Lies, int] = {
+            lies: self.arenas[kind].pointers[k]
+            for lies, (kind, k) in self.layout.block.items()
+            if lies[0] != "made"
+        }
+        at["ends", 0], at["cells", 0] = pointer(self._ends), pointer(self._cells)
+        if self.inner.reads is not None:
+            held = self.inner.reads.held
+            at |= {("held", k): x.data_ptr() for k, x in enumerate(held.payload())}
+            sums = enumerate(held.sums())
+            at |= {("sums", k): 0 if x is None else x.data_ptr() for k, x in sums}
+        return at
+
+    def memory(self) -> Payload:
+        """What its rows read, or nothing."""
+        return () if self.inner.reads is None else self.inner.reads.held.payload()
+
+    def place(self, held: FiringTensors) -> None:
+        """Write where everything lies that the forward reads and writes."""
+        self.layout.place(self.addresses(), self.memory(), held)
+
+    def tensors(self) -> list[Tensor]:
+        """The memory of its rows."""
+        return [x for arena in self.arenas for x in arena.tensors()]
+
+    def inputs(self, first: int, n: int) -> Payload:
+        """Its arguments of n of its rows."""
+        return tuple([self.rows_of(("input", i), first, n) for i in range(self.layout.form.inputs)])
+
+    def carried(self, first: int, n: int) -> int:
+        """Rows that n of its rows have on the way back; some members are one."""
+        return max(n, int(self._ends[first + n] - self._ends[first]) // MEMBERS_OF_ONE)
+
+    def extent(self, first: int, n: int, *, forward: bool) -> tuple[int, int]:
+        """Numbers that a call of n rows computes in between, and how much work it is."""
+        form = self.layout.form
+        steps = (form.forward if forward else form.backward).steps
+        ends = self._ends[first : first + n + 1]
+        longest = int((ends[1:] - ends[:-1]).max(initial=0))
+        sizes = n, int(ends[-1] - ends[0]), 0, 0
+        return steps.between(n, longest), steps.work(sizes)
+
+    def kept(self, first: int, into: int, n: int, held: FiringTensors) -> KeptCall:
+        """What a call has left, as if it had been called by itself: it is computed again."""
+        inside, inner = None, self.inner
+        if self.layout.form.inside:
+            ends = self._ends[first : first + n + 1]
+            slots = join_arrays(self.slots)[first : first + n]
+            inside = look_inside(inner.place, slots, ends[1:] - ends[:-1], None)
+        return KeptCall(self.kernel, self.inputs(first, n), None, inside)
+
+
+def _grown(x: IntArray, n: int) -> IntArray:
+    found = np.zeros(n, np.int64)
+    found[: x.size] = x
+    return found

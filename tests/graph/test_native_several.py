@@ -1,0 +1,279 @@
+"""Modules that read memories or pool bundles, called in C with the others of their loop, beside the
+same loops by autograd, call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import geartrain as gt
+from geartrain.errors import WorkerError
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph, Stream
+from geartrain.native import library
+from geartrain.nn.ragged import choice
+from geartrain.nodes.loop import native, several
+from geartrain.nodes.loop.module import NativeKept
+from geartrain.nodes.loop.several import SeveralModule
+from geartrain.nodes.remembering import RememberingRead
+from tests.rigs.passes import Order, accumulate, assert_same_gradients
+
+WIDTH = 4
+FEW = Order(max_active=3)
+ORDERS = [FEW, Order(policy="random", seed=3, max_active=2), Order("threads", 2, max_active=3)]
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Programs are found at once, and win."""
+    if library.current() is None:
+        pytest.skip("there are no kernels in C")
+    monkeypatch.setattr(choice, "FIRINGS", 1)
+    monkeypatch.setattr(choice, "ROWS", 1)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+    choice.RAGGED_REGISTRY.forget()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Calls of such modules that C has made, forward and back."""
+    found = {"forward": 0, "backward": 0}
+    before = native.NativeCalls._make, native.NativeCalls._back
+
+    def of(self: native.NativeCalls, first: int, end: int) -> int:
+        numbers = self._records[first:end, 0].tolist()
+        return sum(isinstance(self._modules[k], SeveralModule) for k in numbers)
+
+    def make(self: native.NativeCalls, first: int, end: int) -> int:
+        found["forward"] += of(self, first, end)
+        return before[0](self, first, end)
+
+    def back(self: native.NativeCalls, first: int, end: int, *rest: Any) -> None:
+        found["backward"] += of(self, first, end)
+        before[1](self, first, end, *rest)
+
+    monkeypatch.setattr(native.NativeCalls, "_make", make)
+    monkeypatch.setattr(native.NativeCalls, "_back", back)
+    return found
+
+
+def squared(x: Tensor) -> Tensor:
+    return x.square().flatten(1).sum(1)
+
+
+class Halves(nn.Module):
+    """Keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(2, 2 * WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.map(x).chunk(2, 1)
+        return keys, values
+
+
+class First(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, keys: Tensor, values: Tensor, inside: gt.Inside) -> Tensor:
+        total = values.new_zeros(len(inside.lengths), WIDTH)
+        return torch.tanh(self.map(total.index_add(0, inside.segment, values)))
+
+
+class Point(nn.Module):
+    """Reads all, and one by number; says what it thinks of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.words = nn.Linear(WIDTH, WIDTH), nn.Embedding(8, WIDTH)
+        self.new = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(
+        self, h: Tensor, keys: Tensor, values: Tensor, mask: Tensor, right: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        score = (keys * (self.query(h) + self.words(right))[:, None]).sum(2)
+        share = score.masked_fill(~mask, -1e9).log_softmax(1)
+        where = right[:, None, None].expand(-1, 1, WIDTH)
+        read = values.gather(1, where)[:, 0] + (share.exp()[..., None] * values).sum(1)
+        return torch.tanh(self.new(torch.cat([h, read], 1))), -share.gather(1, right[:, None])
+
+
+class Weighs(nn.Module):
+    """The mean of each bundle, weighed, by how many there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weigh, self.value = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h: Tensor, inside: gt.Inside) -> Tensor:
+        n, to = len(inside.lengths), inside.segment
+        weight = torch.exp(torch.tanh(self.weigh(h)))
+        total = weight.new_zeros(n, 1).index_add(0, to, weight)
+        value = h.new_zeros(n, WIDTH).index_add(0, to, weight * self.value(h))
+        return torch.tanh(value / total) / inside.lengths[:, None]
+
+
+def pointing(*, decides: bool = False, detached: bool = False, half: bool = False) -> Graph:
+    """A set that is held, and read at each step of a loop."""
+    graph = Graph(vertex=("right",))
+    held = graph.input("x", bundle=True).through(Halves(), name="encode")
+    held = (held.detach() if detached else held).hold(name="set")
+    steps = graph.loop(name="steps", run="whole")
+    steps.join(held.through(First(), name="first", inside=True, pool=True))
+    new = steps.attend(held, Point(), name="point", read="right")
+    if not half:
+        new.through(nn.Identity(), take=1, name="missed").loss(lambda y: y[:, 0])
+    state = new.through(nn.Identity(), take=0, name="state")
+
+    def goes_on(m: Any) -> Any:
+        more = m.vertex + 1 < m.size
+        return more & (m.payload[0][:, 0].abs() > 0.02).numpy() if decides else more
+
+    more, done = state.where(goes_on)
+    steps.join(more.move(vertex=lambda m: m.vertex + 1))
+    if half:
+        odd, even = done.where(lambda m: m.right % 2 > 0)
+        odd.loss(squared)
+        even.stop()
+    else:
+        done.stop()
+    return graph
+
+
+def sets(n: int = 9) -> list[Instance]:
+    rng = torch.Generator().manual_seed(0)
+    sizes = [2 + k % 4 for k in range(n)]
+    return [
+        Instance(
+            {"x": torch.randn(k, 2, generator=rng)},
+            {"right": torch.randperm(k, generator=rng).numpy()},
+        )
+        for k in sizes
+    ]
+
+
+def bundling() -> Graph:
+    """Children meet in a parent as a bundle."""
+    graph = Graph(vertex=("parent", "siblings"))
+    nodes = graph.loop(name="nodes", run="whole")
+    nodes.join(graph.input("x").through(nn.Linear(2, WIDTH), name="leaf"))
+    inner, root = nodes.where(lambda m: m.parent >= 0)
+    met = inner.group(by={"vertex": lambda m: m.parent}, size="siblings", how="bundle")
+    below: Stream = met.through(Weighs(), name="weighs", inside=True, pool=True)
+    nodes.join(below.through(nn.Linear(WIDTH, WIDTH), name="cell", keep="activations"))
+    root.loss(squared)
+    return graph
+
+
+def trees() -> list[Instance]:
+    rng, found = np.random.default_rng(5), []
+    for size in (1, 5, 9, 15, 3, 7, 7):
+        parent = rng.integers(0, np.maximum(np.arange(size), 1)) if size > 1 else np.zeros(1, int)
+        parent[0] = -1
+        children = np.bincount(parent[1:], minlength=size) if size > 1 else np.zeros(1, int)
+        leaves = np.flatnonzero(children == 0)
+        siblings = np.where(parent < 0, 1, children[parent])
+        rows = torch.from_numpy(rng.standard_normal((leaves.size, 2)))
+        found.append(Instance({"x": (rows, leaves)}, {"parent": parent, "siblings": siblings}))
+    return found
+
+
+CASES: dict[str, tuple[Callable[[], Graph], Callable[[], list[Instance]]]] = {
+    "a memory": (pointing, sets),
+    "a memory in a loop that decides": (partial(pointing, decides=True), sets),
+    "a memory whose gradient nobody wants": (partial(pointing, detached=True), sets),
+    "rows without a gradient": (partial(pointing, half=True), sets),
+    "bundles": (bundling, trees),
+}
+
+
+def gradients(name: str, order: Order, monkeypatch: pytest.MonkeyPatch, *, programs: bool) -> Any:
+    make, data = CASES[name]
+    choice.RAGGED_REGISTRY.forget()
+    monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5 if programs else 2.0)
+    torch.manual_seed(1)
+    return accumulate(make(), data(), order)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=("three at a time", "two at a time", "on threads"))
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_autograd_and_c_has_made_calls(
+    name: str, order: Order, made: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = gradients(name, order, monkeypatch, programs=False)
+    assert made == {"forward": 0, "backward": 0}
+    found = gradients(name, order, monkeypatch, programs=True)
+    assert_same_gradients(found.gradients, wanted.gradients)
+    assert 0 < made["backward"] <= made["forward"]
+    for part, state in found.parts.items():
+        assert state.counting.rows == wanted.parts[part].counting.rows, part
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_some_members_go_back_at_a_time(
+    name: str, made: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = gradients(name, FEW, monkeypatch, programs=True)
+    monkeypatch.setattr(native, "ROWS_BACK", 3)
+    few = gradients(name, FEW, monkeypatch, programs=True)
+    assert_same_gradients(few.gradients, once.gradients)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_c_has_made_goes_back_call_by_call_where_instances_come_back_apart(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[object] = []
+    before = NativeKept.of
+
+    def of(self: NativeKept, number: int) -> Any:
+        kept.append(self)
+        return before(self, number)
+
+    monkeypatch.setattr(NativeKept, "of", of)
+    wanted = gradients(name, FEW, monkeypatch, programs=False)
+    monkeypatch.setattr(native.NativeCalls, "made", lambda self, number: False)
+    found = gradients(name, FEW, monkeypatch, programs=True)
+    assert kept
+    assert_same_gradients(found.gradients, wanted.gradients)
+
+
+def test_a_row_that_is_not_there_brings_the_module_back(
+    made: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the module that says what is wrong, if anything."""
+    given_up: list[str] = []
+    monkeypatch.setattr(RememberingRead, "give_up", lambda self, why: given_up.append(why))
+    monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5)
+    data = sets(8)
+    data[7] = Instance({"x": torch.randn(3, 2)}, {"right": np.array([0, 7, 1])})
+    torch.manual_seed(1)
+    with pytest.raises(WorkerError, match=r"'point'.*forward, call"):
+        accumulate(pointing(), data, Order(max_active=2))
+    assert given_up
+    assert made["forward"] > 0
+
+
+def test_tables_of_such_modules_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[several.SeveralLayout] = []
+    before = several.SeveralLayout.write
+
+    def write(self: several.SeveralLayout, words: Any) -> None:
+        written.append(self)
+        before(self, words)
+
+    monkeypatch.setattr(several.SeveralLayout, "write", write)
+    gradients("a memory", Order(max_active=2), monkeypatch, programs=True)
+    assert len(written) == 1

@@ -1,0 +1,95 @@
+"""The pool of memory that loops lend from, and what malloc gives back."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from geartrain.native.heap import PAUSE_S, Heap
+from geartrain.native.pool import LEAST, MemoryPool
+
+ROWS = LEAST // 256
+"""Of 64 float32 each, so that a tensor is lent."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8])
+@pytest.mark.parametrize("more", [torch.int32, torch.bool])
+def test_a_tensor_is_as_asked_for(dtype: torch.dtype, more: torch.dtype) -> None:
+    pool = MemoryPool()
+    for one in (dtype, more):
+        x = pool.empty((4 * ROWS, 64), one)
+        assert x.shape == (4 * ROWS, 64) and x.dtype is one and x.is_contiguous()
+        assert x.data_ptr() % 64 == 0 and pool.nbytes() >= x.nbytes
+        x.fill_(1)
+        assert int(x.sum()) == x.numel()
+
+
+def test_tensors_that_live_do_not_overlap() -> None:
+    pool = MemoryPool()
+    tensors = [pool.empty((ROWS + k, 64), torch.float32).fill_(k) for k in range(9)]
+    assert all((x == k).all() for k, x in enumerate(tensors))
+    assert pool.nbytes() == sum(x.nbytes for x in tensors)
+
+
+def test_what_nobody_has_is_lent_again() -> None:
+    pool = MemoryPool()
+    first, second = (pool.empty((ROWS, 64), torch.float32) for _ in range(2))
+    at, part = first.data_ptr(), first[3:5]
+    del first
+    assert pool.empty((ROWS, 64), torch.float32).data_ptr() != at  # a view of it lives
+    del part
+    assert pool.empty((ROWS, 64), torch.float32).data_ptr() == at
+    assert pool.nbytes() == second.nbytes
+
+
+def test_it_is_given_back_once_by_whichever_thread_had_it_last() -> None:
+    pool = MemoryPool()
+    kept = [pool.empty((ROWS, 64), torch.float32)]
+    thread = threading.Thread(target=kept.clear)
+    thread.start()
+    thread.join()
+    assert pool.nbytes() == 0
+    two = [pool.empty((ROWS, 64), torch.float32).fill_(k) for k in range(2)]
+    assert [int(x.max()) for x in two] == [0, 1]
+
+
+def test_a_tensor_larger_than_a_block_has_one_of_its_own() -> None:
+    pool = MemoryPool()
+    small = pool.empty((ROWS, 64), torch.float32).fill_(1)
+    large = pool.empty((80 << 20,), torch.uint8)
+    large[-1] = 7
+    assert (small == 1).all() and pool.nbytes() == small.nbytes + large.nbytes
+
+
+def test_few_bytes_are_malloc_s() -> None:
+    pool = MemoryPool()
+    x = pool.empty((2, 64), torch.float32)
+    assert x.shape == (2, 64) and pool.nbytes() == 0
+
+
+def test_pages_that_none_has_reached_of_late_go_back_and_those_below_stay() -> None:
+    pool = MemoryPool()
+    low = pool.empty((ROWS, 64), torch.float32).fill_(5)
+    high = pool.empty((1 << 20,), torch.float32).fill_(5)
+    begin = high.data_ptr()
+    del high
+    for _ in range(200):
+        pool.empty((ROWS, 64), torch.float32)
+    assert (low == 5).all()
+    again = pool.empty((1 << 20,), torch.float32)
+    assert again.data_ptr() == begin
+    assert not again[ROWS * 64 + 4096 :].any()  # pages that have gone are zeros
+
+
+def test_malloc_is_asked_once_and_not_again_a_moment_later() -> None:
+    asked: list[int] = []
+    clock = [10.0]
+    heap = Heap(asked.append, lambda: clock[0])
+    heap.give_back()
+    heap.give_back()
+    assert asked == [0]
+    clock[0] += 2 * PAUSE_S
+    heap.give_back()
+    assert asked == [0, 0]

@@ -1,0 +1,231 @@
+"""Loops whose modules have programs, for calls that C makes many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph, Stream
+
+WIDTH = 4
+
+
+def squared(x: Tensor) -> Tensor:
+    return x.square().flatten(1).sum(1)
+
+
+def linear(into: int = WIDTH, out: int = WIDTH) -> nn.Module:
+    return nn.Linear(into, out).double()
+
+
+class Gated(nn.Module):
+    """Two states in, two out, the second by way of the first alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates, self.words = nn.Linear(WIDTH, 2 * WIDTH), nn.Embedding(5, WIDTH)
+
+    def forward(self, h: Tensor, c: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = self.gates(h + self.words(word)).chunk(2, 1)
+        c = torch.sigmoid(a) * c + torch.tanh(b)
+        return torch.tanh(c), c
+
+
+class Tagged(nn.Module):
+    """A word's row of a table meets a weight, beside the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.map = nn.Embedding(5, WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, h: Tensor, c: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.tanh(self.map(torch.cat([h, self.words(word)], 1)))
+        return y, y + c
+
+
+class Start(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(self.map(x)), x
+
+
+class Rooted(Start):
+    """Of what is negative it makes what is no number."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x.sqrt())
+
+
+class Beside(nn.Module):
+    """What it was given goes on beside what it makes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(self.map(h)) + x, x
+
+
+class Stacked(nn.Module):
+    """Of two rows that lie side by side, one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.tanh(self.map(h.flatten(1)))
+
+
+def random_trees(arity: int | None) -> list[Instance]:
+    """Of at most so many children each; or of just two or none."""
+    rng = np.random.default_rng(5)
+    found = []
+    for size in (1, 5, 9, 15, 3):
+        if arity is None:
+            parent = (
+                rng.integers(0, np.maximum(np.arange(size), 1)) if size > 1 else np.zeros(1, int)
+            )
+        else:
+            parent = (np.arange(size) - 1) // 2
+        parent[0] = -1
+        children = np.bincount(parent[1:], minlength=size) if size > 1 else np.zeros(1, int)
+        leaves = np.flatnonzero(children == 0)
+        columns = {
+            "parent": parent,
+            "siblings": np.where(parent < 0, 1, children[parent]),
+            "slot": np.array([int((parent[:v] == parent[v]).sum()) for v in range(size)]),
+            "token": rng.integers(0, 5, size),
+        }
+        rows = torch.from_numpy(rng.standard_normal((leaves.size, WIDTH)))
+        found.append(Instance({"x": (rows, leaves)}, columns))
+    return found
+
+
+def tree(how: str, run: str) -> Graph:
+    """Children meet in a parent, as a sum, a mean or a stack."""
+    graph = Graph(vertex=("parent", "siblings", "slot", "token"))
+    nodes = graph.loop(name="nodes", run=run)  # type: ignore[arg-type]
+    own = {"keep": "activations"}
+    nodes.join(graph.input("x").through(Start().double(), name="leaf", **own))
+    inner, root = nodes.where(lambda m: m.parent >= 0)
+    above = {"vertex": lambda m: m.parent}
+    met = inner.group(by=above, size="siblings", order="slot", how=how, name="met")  # type: ignore[arg-type]
+    if how == "stack":
+        met = met.through(Stacked().double(), take=0, name="cell", **own)
+        nodes.join(met.through(Start().double(), name="two", **own))
+    else:
+        nodes.join(met.through(Gated().double(), name="cell", read="token", **own))
+    nodes.through(linear(), name="readout", take=0).loss(squared, name="each")
+    root.through(linear(), name="last", take=1).loss(squared)
+    return graph
+
+
+def turning(make: Callable[[Stream, Graph], Stream], run: str, **where: Any) -> Graph:
+    """A state of two tensors goes round as often as its instance says, or it decides."""
+    graph = Graph(vertex=("token",), value=("turns",))
+    state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+    own = {"keep": "activations"}
+    state.join(graph.input("x", turn=0).through(Start().double(), name="first", **own))
+    step = make(state, graph).move(turn=lambda m: m.turn + 1)
+    again = where.get("again", lambda m: m.turn < m.turns)
+    more, done = step.where(again, name="again")
+    state.join(more)
+    if where.get("apart", False):  # so that several turns are in flight
+        done.through(Last().double(), name="last", keep="graph").loss(squared)
+        return graph
+    done.loss(lambda h, c: squared(h) + squared(c) if where.get("both", True) else squared(h))
+    return graph
+
+
+class Last(nn.Module):
+    """What autograd computes: it is in no loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h: Tensor, c: Tensor) -> Tensor:
+        return self.map(h) + c
+
+
+def cell(state: Stream, graph: Graph) -> Stream:
+    return state.through(Gated().double(), name="cell", read="token", keep="activations")
+
+
+def tagged(state: Stream, graph: Graph) -> Stream:
+    return state.through(Tagged().double(), name="tagged", read="token", keep="activations")
+
+
+def passed(state: Stream, graph: Graph) -> Stream:
+    return state.through(Beside().double(), name="cell", keep="activations")
+
+
+def joined(state: Stream, graph: Graph) -> Stream:
+    """Both tensors go different ways, are put side by side, and taken apart."""
+    one = state.through(linear(), take=0, name="one")
+    other = state.through(linear(), take=1, name="other")
+    mixed = graph.concat(one, other, on=("vertex", "turn"), name="both").through(
+        linear(2 * WIDTH, 2 * WIDTH), name="mixed"
+    )
+    a, b = mixed.split(WIDTH, WIDTH)
+    return graph.concat(a, b.detach(), on=("vertex", "turn"), how="tuple", name="again with")
+
+
+def routed(state: Stream, graph: Graph) -> Stream:
+    """One of two experts, as the payload says."""
+    some, others = state.where(lambda m: m.payload[0][:, 0] > 0, name="sign")
+    ways = [
+        way.through(Gated().double(), name=f"expert {k}", read="token", keep="activations")
+        for k, way in enumerate((some, others))
+    ]
+    return graph.merge(*ways)
+
+
+def unsure(m: Any) -> Any:
+    """Goes on as long as the payload says so, at most nine times."""
+    more = (m.payload[0][:, 0].abs() > 0.05).numpy()
+    return more & (m.turn < 9)
+
+
+def sets(rows: int = 3) -> list[Instance]:
+    rng = np.random.default_rng(2)
+    return [
+        Instance(
+            {"x": torch.from_numpy(rng.standard_normal((rows, WIDTH)))},
+            {"token": rng.integers(0, 5, rows)},
+            value={"turns": n},
+        )
+        for n in (3, 1, 4, 1, 5, 2)
+    ]
+
+
+def few_and_many() -> list[Instance]:
+    """Sets of so many rows that a table of five words is multiplied once for them, and of fewer."""
+    few, many = sets(1), sets(12)
+    return [(many if k % 4 < 2 else few)[k % 6] for k in range(24)]
+
+
+CASES: dict[str, tuple[Callable[[str], Graph], Callable[[], list[Instance]]]] = {
+    "sums of children": (lambda run: tree("sum", run), lambda: random_trees(None)),
+    "means of children": (lambda run: tree("mean", run), lambda: random_trees(None)),
+    "children side by side": (lambda run: tree("stack", run), lambda: random_trees(2)),
+    "a cell that reads words": (lambda run: turning(cell, run), sets),
+    "words that meet a weight": (lambda run: turning(tagged, run), few_and_many),
+    "many words and few, in flight": (lambda run: turning(tagged, run, apart=True), few_and_many),
+    "an input that goes on": (lambda run: turning(passed, run), sets),
+    "tensors put side by side": (lambda run: turning(joined, run), sets),
+    "an output that nobody reads": (lambda run: turning(cell, run, both=False), sets),
+    "experts by payload": (lambda run: turning(routed, run), sets),
+    "a loop that decides": (lambda run: turning(cell, run, again=unsure), sets),
+    "experts in a loop that decides": (lambda run: turning(routed, run, again=unsure), sets),
+}

@@ -1,0 +1,85 @@
+"""Programs of modules that read memories or look inside bundles, beside torch row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from geartrain.nn.program import Operands
+from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
+from geartrain.nn.ragged.derivation import derive_inside, derive_memory
+from geartrain.nn.ragged.program import RaggedProgram
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside
+
+Run: TypeAlias = Callable[[GradientSum], tuple[Sequence[Tensor], Sequence[Tensor | None]]]
+
+
+def assert_as_torch(
+    module: nn.Module, run: Run, outputs: Sequence[Tensor], leaves: Sequence[Tensor]
+) -> None:
+    """What a program has found, of gradients of numbers drawn by a seed, is autograd's."""
+    weights = list(module.parameters())
+    into = GradientSum(weights)
+    with torch.no_grad():
+        ys, found = run(into)
+    for a, b in zip(ys, outputs, strict=True):
+        assert_close(a, b.detach())
+    wanted = torch.autograd.grad(
+        list(outputs), [*leaves, *weights], tangents(outputs), allow_unused=True
+    )
+    for mine, theirs in zip([*found, *map(into.take, weights)], wanted, strict=True):
+        if mine is None or theirs is None:
+            assert mine is None or not mine.any()
+            assert theirs is None or not theirs.any()
+        else:
+            assert_close(mine.to_dense(), theirs, rtol=1e-7, atol=1e-9)
+
+
+def tangents(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Of outputs like these."""
+    rng = torch.Generator().manual_seed(7)
+    return tuple(torch.randn(y.shape, generator=rng, dtype=y.dtype) for y in outputs)
+
+
+def check_memory(module: nn.Module, lengths: Sequence[int], width: int) -> None:
+    """A module ``(h, memory, mask)`` of rows that read so many members each, of one memory."""
+    n, rng = len(lengths), torch.Generator().manual_seed(3)
+    held = torch.randn(sum(lengths) + 3, width, generator=rng)
+    each = np.array(lengths)
+    starts = np.cumsum(each) - each + 2
+    h = torch.randn(n, width, generator=rng)
+    program = RaggedProgram(derive_memory(module, (h,), (held,), 0), Operands(module))
+
+    def run(into: GradientSum) -> tuple[Any, list[Tensor | None]]:
+        ys, kept = program.forward(call_of_memory((h,), 0, (held,), starts, each))
+        sums = {1: torch.zeros_like(held)}
+        back = program.backward(kept, tangents(ys), into, sums)
+        return ys, [back[0], sums[1]]
+
+    own, memory = h.clone().requires_grad_(), held.clone().requires_grad_()
+    rows = []
+    for k, (a, size) in enumerate(zip(starts.tolist(), lengths, strict=True)):  # nothing is padded
+        mask = torch.ones(1, size, dtype=torch.bool)
+        rows.append(module(own[k : k + 1], memory[a : a + size][None], mask))
+    assert_as_torch(module, run, [torch.cat(rows)], [own, memory])
+
+
+def check_inside(module: nn.Module, lengths: Sequence[int], width: int, *, pools: bool) -> None:
+    """A module ``(x, inside)`` of bundles with so many members."""
+    rng, sizes = torch.Generator().manual_seed(3), torch.tensor(lengths)
+    x = torch.randn(int(sizes.sum()), width, generator=rng)
+    inside = Inside(sizes, torch.arange(sizes.numel()).repeat_interleave(sizes), {})
+    program = RaggedProgram(derive_inside(module, (x,), {}, pools=pools), Operands(module))
+
+    def run(into: GradientSum) -> tuple[Any, list[Tensor | None]]:
+        ys, kept = program.forward(call_of_inside((x,), inside, {}))
+        return ys, [program.backward(kept, tangents(ys), into)[0]]
+
+    leaf = x.clone().requires_grad_()
+    assert_as_torch(module, run, [module(leaf, inside)], [leaf])
