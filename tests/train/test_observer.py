@@ -19,7 +19,7 @@ from geartrain.train.work import PassWork
 
 
 def engine_at(finished, active=3, sums=None):
-    controller = SimpleNamespace(finished=finished, active=active)
+    controller = SimpleNamespace(finished=finished, active=active, in_flight=active)
     return SimpleNamespace(controller=controller, peek_sums=lambda: sums or {})
 
 

@@ -122,9 +122,12 @@ class _Slot:
     def multiply(self, left: Tensor, right: Tensor) -> None:
         """Add a product."""
         dtype = self.parameter.dtype
-        if sums.may_sum(dtype) and not operations.listening:
+        # Few rows are added as they are when a checkpoint comes between them: bit by bit.
+        if left.shape[0] >= _ALONE and sums.may_sum(dtype):
             one = sums.Unsummed(self.written(), not self.fresh, [left], [right])
             if sums.suits(one, dtype):
+                if operations.listening and not operations.is_told_before():
+                    operations.tell(left.shape[1], left.shape[0], right.shape[1])
                 sums.sum_gradients([one])
                 self.fresh = False
                 return
