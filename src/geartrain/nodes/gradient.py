@@ -122,7 +122,8 @@ class _Slot:
     def multiply(self, left: Tensor, right: Tensor) -> None:
         """Add a product."""
         dtype = self.parameter.dtype
-        # Few rows are added as they are when a checkpoint comes between them: bit by bit.
+        # Few rows are left to torch: a checkpoint may come between them, and a resumed run is to be
+        # the same bit by bit.
         if left.shape[0] >= _ALONE and sums.may_sum(dtype):
             one = sums.Unsummed(self.written(), not self.fresh, [left], [right])
             if sums.suits(one, dtype):

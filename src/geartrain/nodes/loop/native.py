@@ -23,7 +23,7 @@ from torch import Tensor
 from geartrain.errors import ProtocolError, WorkerError
 from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.native import calls, library, pool
-from geartrain.native.calls import Home, pointer
+from geartrain.native.calls import CallForm, Home, SeveralForm, pointer
 from geartrain.nodes.call import read_columns
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.buffers import FiringTensors
@@ -34,7 +34,7 @@ from geartrain.nodes.loop.returning import Returning
 from geartrain.nodes.loop.several import SeveralLayout, SeveralModule
 from geartrain.nodes.loop.several_returning import SeveralReturning
 from geartrain.nodes.loop.stories import story_of
-from geartrain.nodes.loop.tables import CallLayout, Tables
+from geartrain.nodes.loop.tables import AnyLayout, CallLayout, Tables
 from geartrain.nodes.loop.turn import Got, Inner, Turn
 from geartrain.nodes.loop.updates import Updates
 from geartrain.nodes.remembering import Remembering, RememberingRead
@@ -161,21 +161,34 @@ class NativeCalls:
             dtype = self._dtype or next(iter(floating), torch.float32)
             usual = set(floating) <= {dtype} and calls.available(dtype)
             form = self._tables.copying(number, tensors, dtype) if usual else None
-        if form is None or self._dtype not in (None, form.dtype):
+        layout = self._laid_out(CallLayout, stage, form, tensors, columns)
+        if form is None or layout is None:
             return None
-        into = stage.into.number
-        asked = stage.source.as_asked(self._turn.plan.numbers)
-        layout = self._tables.layout(
-            CallLayout, number, form, tensors, columns, into, self._held, as_asked=asked
-        )
-        if layout is None:
-            return None
-        self._dtype = form.dtype
         if inner is not None:
             inner.width = self._width
         module = TurnModule(number, inner, kernel, layout)
-        self._held.reserve(into, module.name, form.outputs)
+        self._held.reserve(layout.into, module.name, form.outputs)
         return module
+
+    def _laid_out(
+        self,
+        kind: type[AnyLayout],
+        stage: Stage,
+        form: CallForm | SeveralForm | None,
+        tensors: Sequence[ReadTensor],
+        columns: Sequence[Tensor],
+    ) -> AnyLayout | None:
+        """How C calls what has these programs; None: it cannot, beside what it has called."""
+        if form is None or self._dtype not in (None, form.dtype):
+            return None
+        number, into = self._number(stage), stage.into.number
+        asked = stage.source.as_asked(self._turn.plan.numbers)
+        layout = self._tables.layout(
+            kind, number, form, tensors, columns, into, self._held, as_asked=asked
+        )
+        if layout is not None:
+            self._dtype = form.dtype
+        return layout
 
     def _shaped_several(
         self, stage: CallStage, tensors: Sequence[ReadTensor], columns: Sequence[Tensor]
@@ -187,19 +200,13 @@ class NativeCalls:
             form = kernel.listed(samples, inner.reads.held.payload())
         elif isinstance(kernel, Remembering):
             form = kernel.listed_inside(samples)
-        if form is None or self._dtype not in (None, form.dtype):
-            return None
-        into = stage.into.number
-        asked = stage.source.as_asked(self._turn.plan.numbers)
-        layout = self._tables.layout(
-            SeveralLayout, number, form, tensors, columns, into, self._held, as_asked=asked
-        )
-        if layout is None:
+        layout = self._laid_out(SeveralLayout, stage, form, tensors, columns)
+        if form is None or layout is None:
             return None
         assert isinstance(kernel, Remembering | RememberingRead)
-        self._dtype, inner.width = form.dtype, self._width
+        inner.width = self._width
         module = SeveralModule(number, inner, kernel, layout)
-        self._held.reserve(into, module.name, form.outputs)
+        self._held.reserve(layout.into, module.name, form.outputs)
         return module
 
     # Forward, where all calls are known before

@@ -139,8 +139,7 @@ class Returning:
             gradient = self._gradients[form.tangents[k - len(form.residuals)]]
             assert gradient is not None
             x = gradient
-        pieces = [x[into : into + n] for _, n, _, into, _ in self._records]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return rows_of_calls(x, self._records)
 
     def _some(self, found: Sequence[Tensor | None], which: IntArray) -> list[Tensor | None]:
         """Results of the backward, of some of their rows."""
@@ -151,3 +150,9 @@ class Returning:
             else take([x.contiguous()], which)[0]
             for k, x in zip(form.backward.results, found, strict=True)
         ]
+
+
+def rows_of_calls(x: Tensor, records: Sequence[Sequence[int]]) -> Tensor:
+    """Of the rows of a value, those that some calls have made, one call after the other."""
+    pieces = [x[into : into + n] for _, n, _, into, _ in records]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

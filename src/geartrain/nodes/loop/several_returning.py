@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from typing import Any, Final, final
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from geartrain.frames.message import IntArray, join_arrays, ragged_index
@@ -15,6 +14,7 @@ from geartrain.native.calls import ROWS, AbstractSeveralFound, Lies, pointer
 from geartrain.native.rows import take
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.loop.buffers import FiringTensors
+from geartrain.nodes.loop.returning import rows_of_calls
 from geartrain.nodes.loop.several import SeveralModule
 from geartrain.nodes.loop.tables import RowMemory
 from geartrain.nodes.loop.turn import Got
@@ -119,8 +119,7 @@ class SeveralReturning:
             j = number if where == "output" else self.module.layout.form.tangents[number]
             x = self._outputs[j] if where == "output" else self._gradients[j]
             assert x is not None
-            pieces = [x[into : into + n] for _, n, _, into, _ in self._records]
-            return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            return rows_of_calls(x, self._records)
         if where != "made":
             return self.module.rows_of(lies, self._first, self._n)
         kind, k = self.module.layout.block[lies]
