@@ -51,6 +51,7 @@ def test_sums_are_those_of_a_dictionary(data):
     readers = data.draw(st.lists(st.integers(1, 4), min_size=n, max_size=n))
     bundled = data.draw(st.booleans())
     lengths = np.array(data.draw(st.lists(st.integers(1, 3), min_size=n, max_size=n)), np.int64)
+    widths = data.draw(st.lists(st.integers(2, 2 + bundled), min_size=n, max_size=n))
     waiting = Collector(3, "sums")
     at = waiting.expect(np.arange(n) + 100, np.array(readers), lengths if bundled else None)
     pending = [i for i, k in enumerate(readers) for _ in range(k)]
@@ -62,26 +63,30 @@ def test_sums_are_those_of_a_dictionary(data):
         k = data.draw(st.integers(1, len(order)))
         batch, order = order[:k], order[k:]
         mask = data.draw(st.integers(0, 3))
-        here = np.array(batch, np.int64)
-        sizes = lengths[here] if bundled else np.ones(k, np.int64)
-        gradient = None
-        if mask:
-            columns = [
-                torch.randn(int(sizes.sum()), 2, generator=generator, dtype=torch.float64)
-                if mask >> j & 1
-                else None
-                for j in range(2)
-            ]
-            gradient = tuple(columns)
-            ends = np.cumsum(sizes)
-            for i, row in enumerate(batch):
-                for j, column in enumerate(columns):
-                    if column is not None:
-                        piece = column[ends[i] - sizes[i] : ends[i]]
-                        old = want[row][j]
-                        want[row][j] = piece.clone() if old is None else old + piece
-        answer = Backward(at[here], gradient, sizes if bundled and gradient is not None else None)
-        for done in waiting.collect([answer]):
+        answers = []
+        for width in sorted({widths[row] for row in batch}):  # bundles of a shape come together
+            some = [row for row in batch if widths[row] == width]
+            here = np.array(some, np.int64)
+            sizes = lengths[here] if bundled else np.ones(len(some), np.int64)
+            gradient = None
+            if mask:
+                columns = [
+                    torch.randn(int(sizes.sum()), width, generator=generator, dtype=torch.float64)
+                    if mask >> j & 1
+                    else None
+                    for j in range(2)
+                ]
+                gradient = tuple(columns)
+                ends = np.cumsum(sizes)
+                for i, row in enumerate(some):
+                    for j, column in enumerate(columns):
+                        if column is not None:
+                            piece = column[ends[i] - sizes[i] : ends[i]]
+                            old = want[row][j]
+                            want[row][j] = piece.clone() if old is None else old + piece
+            sizes = sizes if bundled and gradient is not None else None
+            answers.append(Backward(at[here], gradient, sizes))
+        for done in waiting.collect(answers):
             for i in range(len(done)):
                 one = done.take(np.array([i]))
                 assert int(one.rows[0]) - 100 not in got
@@ -98,6 +103,22 @@ def test_sums_are_those_of_a_dictionary(data):
                 assert found is None or not found.any()
             else:
                 torch.testing.assert_close(found, column)
+    waiting.check_empty()
+
+
+def test_bundles_of_several_shapes_and_types_wait_beside_each_other():
+    """Minibatches of sequences: the second comes while the first waits for its other reader."""
+    waiting = Collector(1, "credit")
+    short = waiting.expect(rows(7), 2, rows(2))
+    long = waiting.expect(rows(8), 2, rows(2))
+    first, second = torch.ones(2, 3), torch.ones(2, 5, 4, dtype=torch.float64)
+    assert not waiting.collect([Backward(short, (first,), rows(2))])
+    assert not waiting.collect([Backward(long, (second,), rows(2))])
+    assert waiting.nbytes() >= first.nbytes + second.nbytes
+    (answer,) = waiting.collect([Backward(long, None)])
+    assert answer.rows.tolist() == [8] and torch.equal(answer.gradient[0], second)
+    (answer,) = waiting.collect([Backward(short, (first,), rows(2))])
+    assert answer.rows.tolist() == [7] and torch.equal(answer.gradient[0], 2 * first)
     waiting.check_empty()
 
 

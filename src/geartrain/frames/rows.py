@@ -122,6 +122,13 @@ class RowStore:
         self._buffers[j] = found
         return found
 
+    def fits(self, j: int, like: Tensor) -> bool:
+        """Whether ``buffer`` has room for rows like these: of its shape, or they alone wait."""
+        found = self._buffers.get(j)
+        if found is None or self.waiting <= like.shape[0]:
+            return True
+        return found.shape[1:] == like.shape[1:] and found.dtype == like.dtype
+
     def buffers(self, first: int = 0) -> tuple[Tensor, ...]:
         """Buffers first, first + 1, ... as far as they exist."""
         found: list[Tensor] = []

@@ -6,6 +6,9 @@
 The first gradient that reaches a row is copied, later ones are added, and the last one leaves with
 the sum without being stored: nothing is ever cleared. Which columns of a row hold something is a
 bit mask, as one reader may use payload 0 alone.
+
+Bundles may have several inner shapes, as minibatches of sequences do. Those of a shape lie side by
+side; one that comes while others wait is kept by itself.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ class Collector:
         self._rows = RowStore(name, ("origin", "pending", "touched", "start", "length"))
         self._cells: RowStore | None = None
         self._name = name
+        self._apart: dict[int, Gradient] = {}
         self._width = 0  # payload tensors of a row: a sum has a column for each, held or not
 
     def expect(
@@ -91,10 +95,30 @@ class Collector:
             for i in range(rows.size):
                 self._add_bundles(batch.take(np.array([i], np.int64)), done)
             return
-        self._add(rows, 1, join_gradient([batch]), join_lengths([batch]), done)
+        gradient = join_gradient([batch])
+        if self._apart or not self._fits(gradient):
+            if rows.size > 1:
+                for i in range(rows.size):
+                    self._add_bundles(batch.take(np.array([i], np.int64)), done)
+                return
+            gradient = _both(self._apart.pop(int(rows[0]), ()), gradient)
+        self._add(rows, 1, gradient, join_lengths([batch]), done)
+
+    def _fits(self, gradient: Gradient) -> bool:
+        """Whether bundles can lie beside those that wait."""
+        cells = self._buffers()
+        return all(x is None or cells.fits(j, x) for j, x in enumerate(gradient))
 
     def _add_zero(self, rows: IntArray, done: list[Backward]) -> None:
         store = self._rows
+        if self._apart:
+            alone = np.array([row in self._apart for row in rows.tolist()])
+            for row in rows[alone]:
+                held, one = self._apart.pop(int(row), ()), row[None]
+                self._add(one, 1, held, store["length"][one], done)
+            rows = rows[~alone]
+            if not rows.size:
+                return
         counts: IntArray | int = 1
         if distinct(rows).size < rows.size:
             rows, counts = np.unique(rows, return_counts=True)
@@ -163,6 +187,9 @@ class Collector:
         return add(column, where, buffer, self._at(rows[which]))
 
     def _keep(self, rows: IntArray, gradient: Gradient) -> None:
+        if self._cells is not None and not self._fits(gradient):
+            self._apart[int(rows[0])] = gradient  # bundles that do not fit come one by one
+            return
         at, bits, moves = self._at(rows), 0, Moves()
         for j, column in enumerate(gradient):
             if column is not None:
@@ -200,7 +227,8 @@ class Collector:
         return self._rows.waiting
 
     def nbytes(self) -> int:
-        return self._buffers().nbytes()
+        apart = [x for found in self._apart.values() for x in found if x is not None]
+        return self._buffers().nbytes() + sum(x.nbytes for x in apart)
 
 
 def allocate_ragged(cells: RowStore, lengths: IntArray) -> IntArray:
@@ -214,6 +242,16 @@ def release_ragged(cells: RowStore, starts: IntArray, lengths: IntArray) -> None
     which = ranges(starts, lengths)
     if which.size:
         cells.release(which)
+
+
+def _both(held: Gradient, more: Gradient) -> Gradient:
+    """The sum of two, column by column; one may have fewer."""
+    if len(held) > len(more):
+        held, more = more, held
+    some = (*held, *(None for _ in more[len(held) :]))
+    return tuple(
+        b if a is None else a if b is None else a + b for a, b in zip(some, more, strict=True)
+    )
 
 
 def _sum_equal_rows(
