@@ -31,7 +31,7 @@ from geartrain.nodes.loop.reads import Read, ReadTensor
 from geartrain.nodes.memory import Held, Recalled
 from geartrain.nodes.ragged import AbstractRaggedChoice, AbstractRaggedProgram
 from geartrain.nodes.remembering import Remembering, RememberingRead
-from tests.rigs.called import CASES, WIDTH, random_trees
+from tests.rigs.called import CASES, DRAWING, WIDTH, random_trees
 from tests.rigs.ragged_modules import H, Look, Mix, Pass, Point, Pool, Products
 from tests.rigs.spoilt import EXTREMES, F64, REFUSALS, Draw, session_of
 
@@ -294,6 +294,19 @@ def loops(draw: Draw) -> Found:
     return found
 
 
+def drawing(draw: Draw) -> Found:
+    """The same of modules that draw for each row, with and without C as much as each other."""
+    name = draw.one_of(*DRAWING)
+    make = DRAWING[name]
+
+    def made() -> tuple[gt.Graph, list[nn.Module]]:
+        graph = make("whole")
+        return graph, _modules(graph)
+
+    found: Found = session_of(draw, made, _spoilt_instances(draw, name))
+    return found
+
+
 def reads(draw: Draw) -> Found:
     """Rows that C is told to read and that are not there."""
     name = draw.one_of("sums of children", "children side by side", "an input that goes on")
@@ -341,4 +354,4 @@ def _harmed(read: Read, shift: int, far: int) -> Read:
     return replace(read, rows=rows)
 
 
-KINDS = [id_sums, tables, bundles, memories, loops, reads]
+KINDS = [id_sums, tables, bundles, memories, loops, reads, drawing]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph, Stream
@@ -34,6 +36,18 @@ class Gated(nn.Module):
         a, b = self.gates(h + self.words(word)).chunk(2, 1)
         c = torch.sigmoid(a) * c + torch.tanh(b)
         return torch.tanh(c), c
+
+
+class Dropping(Gated):
+    """Drops of what it reads, and of what it makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, h: Tensor, c: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
+        h, c = super().forward(self.drop(h), c, word)
+        return functional.dropout(h, 0.2, self.training), c
 
 
 class Tagged(nn.Module):
@@ -181,11 +195,19 @@ def joined(state: Stream, graph: Graph) -> Stream:
     return graph.concat(a, b.detach(), on=("vertex", "turn"), how="tuple", name="again with")
 
 
-def routed(state: Stream, graph: Graph) -> Stream:
+def dropping(state: Stream, graph: Graph, name: str = "cell") -> Stream:
+    return state.through(Dropping().double(), name=name, read="token", keep="activations")
+
+
+def dropping_twice(state: Stream, graph: Graph) -> Stream:
+    return dropping(dropping(state, graph), graph, "next")
+
+
+def routed(state: Stream, graph: Graph, kind: Callable[[], nn.Module] = Gated) -> Stream:
     """One of two experts, as the payload says."""
     some, others = state.where(lambda m: m.payload[0][:, 0] > 0, name="sign")
     ways = [
-        way.through(Gated().double(), name=f"expert {k}", read="token", keep="activations")
+        way.through(kind().double(), name=f"expert {k}", read="token", keep="activations")
         for k, way in enumerate((some, others))
     ]
     return graph.merge(*ways)
@@ -229,3 +251,13 @@ CASES: dict[str, tuple[Callable[[str], Graph], Callable[[], list[Instance]]]] = 
     "a loop that decides": (lambda run: turning(cell, run, again=unsure), sets),
     "experts in a loop that decides": (lambda run: turning(routed, run, again=unsure), sets),
 }
+
+
+DRAWING: dict[str, Callable[[str], Graph]] = {
+    "one module drops": lambda run: turning(dropping, run),
+    "two modules drop": lambda run: turning(dropping_twice, run),
+    "experts drop": lambda run: turning(partial(routed, kind=Dropping), run),
+    "a loop that decides drops": lambda run: turning(dropping, run, again=unsure),
+    "turns in flight drop": lambda run: turning(dropping, run, apart=True),
+}
+"""What they draw is of the order of calls, so they are as themselves alone."""

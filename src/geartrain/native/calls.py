@@ -25,8 +25,9 @@ from geartrain.native.ragged import RaggedSteps
 
 IntArray: TypeAlias = NDArray[np.int64]
 
-Home: TypeAlias = tuple[Literal["operand", "input", "own", "output"], int]
+Home: TypeAlias = tuple[Literal["operand", "input", "seeds", "own", "output"], int]
 """Where a tensor of a program lies; own: it makes it for itself."""
+SEEDS: Final[Home] = "seeds", 0
 
 ROUTINE_WORDS: Final = 11
 MODULE_WORDS: Final = 2 * ROUTINE_WORDS + 7
@@ -85,6 +86,7 @@ class CallForm:
         learn: Adds what the backward has found for the weights: its results, the outputs that have
             got a gradient as bits, how many rows, and the sum.
         split: Whether it is to be told of each update by itself, where rows are of several.
+        draws: Whether the forward takes seeds, an int64 for each row, behind the inputs.
 
     Attributes:
         copies: Outputs that are inputs as they came: output, input.
@@ -103,6 +105,7 @@ class CallForm:
     addresses: Callable[[bool], list[int]]
     learn: Callable[[Sequence[Any], int, int, Any], None]
     split: bool
+    draws: bool
     copies: list[tuple[int, int]] = field(init=False)
     homes: list[Home] = field(init=False)
 
@@ -262,6 +265,7 @@ def copying(likes: Sequence[Tensor], dtype: torch.dtype) -> CallForm:
         dtype,
         lambda _: [],
         lambda *_: None,
+        False,
         False,
     )
 

@@ -90,6 +90,7 @@ class Op(IntEnum):
     COSINE = auto()
     MATRICES = auto()
     TURN = auto()
+    DRAW = auto()
 
 
 ADDING: Final = frozenset({Op.SUM_OF_ROWS, Op.NORM_WEIGHT})

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from geartrain.errors import GraphError
 from geartrain.frames.message import Gradient, IntArray, Payload
+from geartrain.nn.draws import mixed
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel, gathered
@@ -86,6 +87,7 @@ class DropoutKernel(AbstractKernel):
 
     def __init__(self, module: RowDropout | nn.Dropout) -> None:
         self._module = module
+        self.derivable = isinstance(module, nn.Dropout)
 
     def forward(
         self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
@@ -128,17 +130,8 @@ def _factors_of_keys(x: Tensor, key: Tensor, p: float, seed: int) -> Tensor:
             f"shape ({x.shape[0]},), one for each row of x {tuple(x.shape)}"
         )
     width = x[0].numel() if x.shape[0] else 0
-    low, high = _mixed(key & _LOW ^ seed & _LOW), (key >> 32) & _LOW
-    row = _mixed(low ^ high ^ (seed >> 32) & _LOW)
-    column = _mixed(torch.arange(1, width + 1, device=x.device) * 0x9E3779B9 & _LOW)
-    kept = _mixed(row[:, None] ^ column) >= round(p * 2**32)
+    low, high = mixed(key & _LOW ^ seed & _LOW), (key >> 32) & _LOW
+    row = mixed(low ^ high ^ (seed >> 32) & _LOW)
+    column = mixed(torch.arange(1, width + 1, device=x.device) * 0x9E3779B9 & _LOW)
+    kept = mixed(row[:, None] ^ column) >= round(p * 2**32)
     return kept.view(x.shape).to(x.dtype).div_(1.0 - p)
-
-
-def _mixed(bits: Tensor) -> Tensor:
-    """Murmur3's finaliser on the low 32 bits of int64; the products keep their low 32 bits."""
-    bits = bits ^ bits >> 16
-    bits = bits * 0x85EBCA6B & _LOW
-    bits = bits ^ bits >> 13
-    bits = bits * 0xC2B2AE35 & _LOW
-    return bits ^ bits >> 16

@@ -317,6 +317,7 @@ class Pair:
         terms: What the operands get of the latter.
         folded: ``forward`` with tables that have met weights; None: there are none.
         worth: Rows from which on that takes less.
+        draws: Whether either forward takes seeds, one for each row, behind its other arguments.
     """
 
     forward: Routine
@@ -325,6 +326,7 @@ class Pair:
     terms: tuple[Term, ...]
     folded: Routine | None = None
     worth: int = 0
+    draws: bool = False
 
     def forward_of(self, rows: int) -> Routine:
         """The one that takes less.

@@ -130,6 +130,10 @@ class Places:
             self.given.append((k, slot, width, whole))
         return slot
 
+    def seeds(self) -> At:
+        """One for each row, which come behind all arguments."""
+        return At(self.of_argument(self.operands + len(self._order), 1, whole=True), 0, 1)
+
     def value(self, x: Any) -> Value:
         """Where the numbers of a node lie."""
         if not isinstance(x, fx.Node):

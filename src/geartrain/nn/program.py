@@ -17,9 +17,11 @@ from geartrain.native.calls import CallForm
 from geartrain.native.fused import available
 from geartrain.native.rows import take
 from geartrain.native.steady import firing
+from geartrain.nn.draws import seeded_by
 from geartrain.nn.fused import PackedWeights, Pair, Routine, run_together
 from geartrain.nn.split import TraceSplit
 from geartrain.nn.terms import Term
+from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, gathered
@@ -145,7 +147,11 @@ class Program(AbstractKernel):
         pair = self._pair
         if pair is not None and available(pair.dtype):
             there = pair.forward_of(self._packed.expects(n) if pair.folded else 0)
-            found = there(n, [*operands, *inputs], self._packed)
+            given = [*operands, *inputs, row_seeds(n)] if pair.draws else [*operands, *inputs]
+            found = there(n, given, self._packed)
+        elif pair is not None and pair.draws:
+            with seeded_by(row_seeds(n)):
+                found = self._parts.forward(n, *operands, *inputs)
         else:
             found = self._parts.forward(n, *operands, *inputs)
         return found[: self._parts.outputs], found[self._parts.outputs :]
@@ -196,6 +202,7 @@ class Program(AbstractKernel):
                 partial(self._addresses, there),
                 self._learn_listed,
                 self.terms.by_update,
+                pair.draws,
             )
         return form if form.possible else None
 
@@ -365,11 +372,12 @@ class Programs(AbstractKernels):
         there = [p.pair.forward_of(rows) for p, rows in zip(programs, expected, strict=True)]
         if any(found is p.pair.forward for p, found in zip(programs, there, strict=True)):
             there = [p.pair.forward for p in programs]
+        seeds = [row_seeds(sum(sizes))] if programs[0].pair.draws else []
         results = run_together(
             there,
             sizes,
             [p._operands.tensors() for p in self._programs],
-            inputs,
+            [*inputs, *seeds],
             [p._packed for p in self._programs],
         )
         found = tuple([x for (x,) in results])

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from geartrain.errors import GraphError
 from geartrain.nn.composed import COMPOSED
+from geartrain.nn.draws import drawn
 from geartrain.nn.simpler import SIMPLER
 
 _LIFTED: Final = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
@@ -195,7 +196,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def draws(x: fx.Node) -> bool:
     """Whether it draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(x.target, "tags", ())
+    return x.target is drawn or torch.Tag.nondeterministic_seeded in getattr(x.target, "tags", ())
 
 
 def _flat(value: Any) -> list[Any]:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, fx
 
 from geartrain.errors import GraphError
+from geartrain.nn.draws import drawn
 from geartrain.nn.emit import emit
 from geartrain.nn.fold import Folding, Summand
 from geartrain.nn.fused import Pair
@@ -232,6 +233,7 @@ class _Cut:
                 self._note_rows(x, small.shapes[x], large.shapes[y])
         self._merge(large.constants)
         self._simplify()
+        self._number_draws()
         self._mark()
         self._use_products()
         for x in self._graph.nodes:
@@ -430,6 +432,18 @@ class _Cut:
             if same or twice:
                 x.replace_all_uses_with(args[0].args[0] if twice else args[0])
                 self._graph.erase_node(x)
+
+    def _number_draws(self) -> None:
+        """What is drawn for each row has a number, and follows from that and the row's seed."""
+        number = 0
+        for x in self._graph.nodes:
+            usual = x.target is aten.bernoulli.p and not x.kwargs and "dtype" in x.meta
+            if usual and self._whole(x):
+                args: Any = x.args
+                tail = tuple(self._shapes[x][1:])
+                x.args = (self._n, tail, float(args[1]), number, x.meta["dtype"])
+                x.target = drawn
+                number += 1
 
     def _mark(self) -> None:
         self._of: dict[fx.Node, frozenset[int]] = {}

@@ -22,6 +22,7 @@ from torch import fx
 from geartrain.native.fused import At, Steps
 from geartrain.nn.fused import MadeTensor, Pair, Routine
 from geartrain.nn.places import Places, Refused, Value, like_of, placeholders
+from geartrain.nn.record import draws
 from geartrain.nn.terms import Term
 from geartrain.nn.ways import SHARING, convert, lay_within_cats
 
@@ -76,6 +77,8 @@ class _Both:
         (dtype,) = found
         if dtype not in (torch.float32, torch.float64):
             raise Refused
+        if any(draws(x) for x in backward.nodes):
+            raise Refused
         block: list[int] = []
         own: list[int] = []
         for k, x in enumerate(kept):
@@ -104,7 +107,8 @@ class _Both:
         other = Places(backward, self._operands, dtype)
         other.given_as(order, {places[k]: at for k, at in columns.items()}, width)
         back = _routine(backward, other, _results(backward), {}, 0)
-        return Pair(first, back, dtype, terms, other_first, worth)
+        drawing = any(draws(x) for x in forward.nodes)
+        return Pair(first, back, dtype, terms, other_first, worth, drawing)
 
 
 def _worth(places: Places) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from geartrain.native.fused import At, Op
+from geartrain.nn.draws import drawn
 from geartrain.nn.entries import NUMBERED, NUMBERS, ONE, TWO
 from geartrain.nn.fold import looked_up, times_columns
 from geartrain.nn.places import Like, Places, Refused, Value, like_of
@@ -323,6 +324,15 @@ def _turn(places: Places, x: fx.Node) -> None:
     places.add(Op.TURN, out, source.at, many=many, inner=inner)
 
 
+def _draw(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    _, _, p, number, _ = args
+    if not 0 <= p <= 1:
+        raise Refused
+    out = places.values[x] = places.out(x)
+    places.add(Op.DRAW, out, places.seeds(), number=p, many=number)
+
+
 def _fill(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     if not isinstance(args[2], (int, float)):
@@ -477,6 +487,7 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     ),
     looked_up: _looked_up,
     aten.embedding.default: _embed,
+    drawn: _draw,
     aten.cat.default: _cat,
     aten.sum.default: lambda places, x: _sum(places, x, mean=False),
     aten.sum.dim_IntList: lambda places, x: _sum(places, x, mean=False),

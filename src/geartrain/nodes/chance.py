@@ -3,6 +3,7 @@
     with Remembered() as chance: y = f(x; θ then)       what is drawn is kept
     with chance.repeated():      y = f(x; θ now)        and comes again, in the same order
     with generators_kept(...):   f(some rows)           nobody sees that something was drawn
+    row_seeds(n)                 a number for each row, of which C makes what is drawn for it
 
 A generator that is set back would serve one thread only: workers draw from the same one.
 """
@@ -40,6 +41,16 @@ _MAKING: Final = frozenset(
     ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like")
 )
 """Operators of whose tensors only the shapes matter."""
+_SEEDS: Final = 2**63 - 1
+
+
+def row_seeds(n: int) -> Tensor:
+    """A seed for each of n rows, int64 ``(n,)``, from torch's default generator of the host.
+
+    Of n rows and then of m come the same as of n + m at once, so calls may be made one by one or
+    many at a time, in their order.
+    """
+    return torch.randint(_SEEDS, (n,))
 
 
 @contextmanager

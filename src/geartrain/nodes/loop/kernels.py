@@ -15,6 +15,7 @@ import torch
 
 from geartrain.frames.message import Payload
 from geartrain.nodes.call import unsettled
+from geartrain.nodes.chance import generators_kept
 from geartrain.nodes.kernel import AbstractKernel, derived_kernel
 from geartrain.nodes.loop.picking import may_pick
 from geartrain.nodes.loop.tensors import detached
@@ -121,7 +122,7 @@ class LoopKernels:
         found = kernel.for_rows(inputs)
         if found is None and number not in self._traced:
             self._traced.add(number)
-            with torch.no_grad():
+            with torch.no_grad(), generators_kept(None):
                 kernel.forward(_samples(inputs))
             found = kernel.for_rows(inputs)
         return found

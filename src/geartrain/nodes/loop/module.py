@@ -8,7 +8,7 @@ from typing import final
 from torch import Tensor
 
 from geartrain.frames.message import INSTANCE, IntArray, Payload
-from geartrain.native.calls import Home
+from geartrain.native.calls import SEEDS, Home
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.plan import RowNumbers
@@ -108,6 +108,15 @@ class TurnModule:
             to.copy_(columns[i - layout.payload])
         self.slots.append(rows.state[INSTANCE])
         self.size += n
+
+    @property
+    def draws(self) -> bool:
+        """Whether its rows have seeds."""
+        return self.layout.form.draws
+
+    def seed(self, first: int, seeds: Tensor) -> None:
+        """Seeds of rows from the first on."""
+        self.arena.view(self.layout.block[SEEDS], first, seeds.numel()).copy_(seeds)
 
     def rows_of(self, home: Home, held: FiringTensors, first: int, into: int, n: int) -> Tensor:
         """n rows of a tensor that the forward has left."""

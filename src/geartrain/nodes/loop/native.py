@@ -25,6 +25,7 @@ from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.native import calls, library, pool
 from geartrain.native.calls import CallForm, Home, SeveralForm, pointer
 from geartrain.nodes.call import read_columns
+from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.module import NativeKept, TurnModule
@@ -397,6 +398,7 @@ class NativeCalls:
             The first that is not made: its program does not know what it is asked for.
         """
         assert self._dtype is not None
+        self._seed(first, end)
         at = self._at_records + 8 * calls.CALL_WORDS * first
         room, much = self._extent(first, end, forward=True)
         where = 0 if room is None else room.data_ptr()
@@ -411,6 +413,24 @@ class NativeCalls:
         module.kernel.give_up("it asks for rows in another way")
         self._given_up.add(module.number)
         return first + bad // 4
+
+    def _seed(self, first: int, end: int) -> None:
+        """Seeds for the rows of some calls, as if each were made by itself."""
+        runs: list[tuple[TurnModule, int, int]] = []
+        for k, n, begin, *_ in self._records[first:end].tolist():
+            module = self._modules[k]
+            if not isinstance(module, TurnModule) or not module.draws:
+                continue
+            before, its, had = runs[-1] if runs else (None, 0, 0)
+            if before is module and its + had == begin:
+                runs[-1] = module, its, had + n
+            else:
+                runs.append((module, begin, n))
+        if runs:
+            sizes = [n for _, _, n in runs]
+            seeds = row_seeds(sum(sizes)).split_with_sizes(sizes)
+            for (module, begin, _), mine in zip(runs, seeds, strict=True):
+                module.seed(begin, mine)
 
     def _extent(self, first: int, end: int, *, forward: bool) -> tuple[Tensor | None, bool]:
         """Memory for what any of some calls computes in between, or None, where each had better ask

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.native import calls, pool
-from geartrain.native.calls import CallForm, Home, RowsOf, pointer
+from geartrain.native.calls import SEEDS, CallForm, Home, RowsOf, pointer
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.reads import Read, ReadTensor
 
@@ -178,10 +178,17 @@ class CallLayout:
         if len(kinds) != form.inputs or any(i >= self.payload for i in self._copied.values()):
             return False
         for k, _, width, dtype in form.forward.given:
+            if self._home(k) == SEEDS:
+                continue
             mine, tail = kinds[k - form.operands]
             if mine is not dtype or prod(tail) != width:
                 return False
         return all(kinds[i][0] is form.dtype for i in form.gradients)
+
+    def _home(self, k: int) -> Home:
+        """Of an argument of the forward, behind the operands."""
+        i = k - self.form.operands
+        return ("input", i) if i < self.form.inputs else SEEDS
 
     def _is_told(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> bool:
         """Whether C can be told what is read: columns are bits, and it adds up one dtype."""
@@ -205,6 +212,9 @@ class CallLayout:
         for i in (*self._asked, *self.columns):
             self.block["input", i] = len(self.blocks)
             self.blocks.append(Block(*self.kinds[i]))
+        if form.draws:
+            self.block[SEEDS] = len(self.blocks)
+            self.blocks.append(Block(torch.int64, ()))
         for m in own:
             self.block["own", m] = len(self.blocks)
             self.blocks.append(Block(form.dtype, form.forward.made[m][1]))
@@ -225,9 +235,7 @@ class CallLayout:
 
     def _lay_out_forward(self) -> None:
         form = self.form
-        slots: dict[int, Home] = {
-            slot: ("input", k - form.operands) for k, slot, *_ in form.forward.given
-        }
+        slots: dict[int, Home] = {slot: self._home(k) for k, slot, *_ in form.forward.given}
         for home, result in zip(form.homes, form.forward.results, strict=True):
             if result < 0:
                 slots[form.forward.made[~result][0]] = home

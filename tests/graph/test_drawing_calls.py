@@ -1,0 +1,110 @@
+"""Modules that draw, whose calls C makes many at a time: as if each call were made by itself."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import geartrain as gt
+from geartrain.native import calls, library
+from geartrain.nn.program import Program
+from geartrain.nodes.loop.module import TurnModule
+from tests.rigs.called import DRAWING, sets
+from tests.rigs.passes import Order, accumulate, assert_same_gradients
+
+
+@pytest.fixture(autouse=True)
+def _in_c() -> None:
+    if library.current() is None:
+        pytest.skip("there are no kernels in C")
+
+
+FEW = Order(max_active=3)
+
+
+def run_(name: str) -> tuple[Any, Tensor]:
+    """Gradients of a pass, and where torch's generator stands after it."""
+    torch.manual_seed(1)
+    found = accumulate(DRAWING[name]("whole"), sets(5), FEW).gradients
+    return found, torch.get_rng_state()
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_calls_made_many_at_a_time_draw_what_they_draw_one_by_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    before = calls.forward
+
+    def count(*args: Any, **named: Any) -> int:
+        made.append(args[1])
+        return before(*args, **named)
+
+    monkeypatch.setattr(calls, "forward", count)
+    many, state = run_(name)
+    assert sum(made) > 0
+    monkeypatch.setattr(Program, "listed", lambda self, rows: None)
+    alone, after = run_(name)
+    assert_same_gradients(many, alone)
+    assert torch.equal(state, after)
+    monkeypatch.setattr(library, "_library", None)
+    assert library.current() is None
+    by_torch, after = run_(name)
+    assert_same_gradients(many, by_torch)
+    assert torch.equal(state, after)
+
+
+def test_masks_are_those_of_the_seeds_that_rows_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other seeds, other gradients: so they are read, of the right rows."""
+    plain, _ = run_("one module drops")
+    before = TurnModule.seed
+
+    def turned(self: TurnModule, first: int, seeds: Tensor) -> None:
+        before(self, first, seeds.flip(0))
+
+    monkeypatch.setattr(TurnModule, "seed", turned)
+    other, _ = run_("one module drops")
+    with pytest.raises(AssertionError):
+        assert_same_gradients(plain, other)
+
+
+def _session(seed: int) -> tuple[gt.Session, list[nn.Parameter]]:
+    torch.manual_seed(seed)
+    graph = DRAWING["two modules drop"]("whole")
+    modules = [t.function for t in graph.throughs() if isinstance(t.function, nn.Module)]
+    rules = gt.Rules(optimizer=partial(torch.optim.Adam, lr=0.01), update_every=gt.Instances(3))
+    session = gt.Session(graph, rules=rules, runtime=gt.Simulated(seed=0), max_active=4)
+    return session, [p for m in modules for p in m.parameters()]
+
+
+def test_a_run_that_is_resumed_draws_the_same(tmp_path: Path) -> None:
+    data = sets(4)
+    session, whole = _session(0)
+    session.fit(data, epochs=1)
+    session.save(tmp_path / "one")
+    half = copy.deepcopy([p.detach() for p in whole])
+    session.fit(data, epochs=3)
+    resumed, weights = _session(9)
+    resumed.load(tmp_path / "one")
+    assert all(map(torch.equal, half, weights))
+    resumed.fit(data, epochs=3)
+    assert all(map(torch.equal, whole, weights))
+    assert not any(map(torch.equal, half, weights))
+    again, others = _session(0)
+    torch.manual_seed(5)
+    again.fit(data, epochs=3)
+    assert not all(map(torch.equal, whole, others))
+
+
+def test_evaluation_draws_nothing() -> None:
+    session, _ = _session(0)
+    session.fit(sets(), epochs=1)
+    before = torch.get_rng_state()
+    first, second = (session.evaluate(sets()).metrics["loss"] for _ in range(2))
+    assert first == second and torch.equal(before, torch.get_rng_state())
