@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import geartrain as gt
 from geartrain.native import calls, library
@@ -100,6 +101,36 @@ def test_a_run_that_is_resumed_draws_the_same(tmp_path: Path) -> None:
     torch.manual_seed(5)
     again.fit(data, epochs=3)
     assert not all(map(torch.equal, whole, others))
+
+
+class Scaled(nn.Module):
+    """Drops by a function, which no module tells of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(x * self.scale, 0.5, self.training)
+
+
+def test_what_a_function_drops_has_no_gradient_under_auto() -> None:
+    torch.manual_seed(0)
+    module, seen = Scaled(), []
+
+    def square(y: Tensor) -> Tensor:
+        seen.append(y.detach().clone())
+        return y.square().sum(1)
+
+    graph = gt.Graph()
+    graph.input("x").through(module, name="scaled").loss(square)
+    rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=gt.Instances(1))
+    session = gt.Session(graph, rules=rules, runtime=gt.Simulated(), max_active=1)
+    session.fit([gt.Instance({"x": torch.ones(1, 64)})], epochs=1)
+    assert "derived, for the mask" in str(graph)
+    mask = seen[-1][0] != 0
+    assert 10 < int(mask.sum()) < 54
+    assert torch.equal(module.scale.detach() != 1, mask)
 
 
 def test_evaluation_draws_nothing() -> None:

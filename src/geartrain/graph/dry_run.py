@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, final
 
 import numpy as np
@@ -30,7 +31,7 @@ from geartrain.frames.precision import widened
 from geartrain.graph.operator import describe
 from geartrain.graph.sample_rows import MESSAGES, MOST_ROWS, Sample
 from geartrain.nodes.call import Call
-from geartrain.nodes.chance import generators_kept
+from geartrain.nodes.chance import Watched, generators_kept
 from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.leaves import described, foreign_story, leaves_of, names_of
 from geartrain.nodes.node import Place
@@ -49,13 +50,14 @@ class DryRun:
 
     Attributes:
         settled: Whether nothing is left to be found out.
+        draws: Whether it was seen to draw random numbers in training.
         clings: Whether it reaches its own weights in a way that a copy of it would share.
         weights: What the weights of all nodes are called, by ``id``.
     """
 
     def __init__(self, name: str, detail: str, *, mixes: bool, judges: bool = False) -> None:
         self._name, self._detail, self.mixes, self._judges = name, detail, mixes, judges
-        self.settled = self.clings = False
+        self.settled = self.clings = self.draws = False
         self.weights: Mapping[int, str] = {}
 
     def again(self) -> DryRun:
@@ -141,6 +143,7 @@ class DryRun:
         except Exception:  # noqa: BLE001 - it wants other rows, or is broken: a real run will tell
             return False
         self._refuse_foreign(function, outputs)
+        self.draws = self.draws or _draws(stand_in, inputs, inside)
         if mixing:
             self._refuse_mixing(call, stand_in, sample)
         self.settled = True
@@ -301,6 +304,13 @@ def _runs(
         return [stand_in.play(*each, double=double, train=train) for each in calls]
     except Exception:  # noqa: BLE001 - code of anybody is run, in a way that it may not know
         return None
+
+
+def _draws(stand_in: StandIn, inputs: Payload, inside: Inside | None) -> bool:
+    """Whether it draws random numbers in training."""
+    with Watched() as chance, suppress(Exception):  # code of anybody is run, and ran before
+        stand_in.play(inputs, inside, train=stand_in.modes[-1])
+    return chance.drew
 
 
 def _by_chance(again: Sequence[Payload] | None, y: Payload) -> bool:

@@ -357,7 +357,9 @@ class Through(AbstractOperator):
 
     def _keeps_masks(self) -> bool:
         """Whether ``auto`` derives at once, as running again would draw another mask."""
-        return self.keep == "auto" and self._rows_are_apart() and any(self._dropouts())
+        if self.keep != "auto" or not self._rows_are_apart():
+            return False
+        return self.dry_run.draws or any(self._dropouts())
 
     def _rows_are_apart(self) -> bool:
         return not (

@@ -3,6 +3,7 @@
     with Remembered() as chance: y = f(x; θ then)       what is drawn is kept
     with chance.repeated():      y = f(x; θ now)        and comes again, in the same order
     with generators_kept(...):   f(some rows)           nobody sees that something was drawn
+    with Watched() as chance:    f(some rows)           chance.drew: whether something is drawn
     row_seeds(n)                 a number for each row, of which C makes what is drawn for it
 
 A generator that is set back would serve one thread only: workers draw from the same one.
@@ -104,6 +105,28 @@ class Remembered(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _draws(function, args, kwargs or {}):
             self.drawn.append(result[1] if function is _DROPOUT else result.clone())
         return result
+
+
+@final
+class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees whether anything is drawn while it is entered: ``drew``."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.drew = False
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        try:
+            self.drew = self.drew or _draws(function, args, kwargs or {})
+        except GraphError:  # it draws, and in a way that cannot be repeated
+            self.drew = True
+        return function(*args, **(kwargs or {}))
 
 
 @final
