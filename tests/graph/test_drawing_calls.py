@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import geartrain as gt
+from geartrain.graph.graph import Graph, Stream
 from geartrain.native import calls, library
 from geartrain.nn.program import Program
 from geartrain.nodes.loop.module import TurnModule
-from tests.rigs.called import DRAWING, sets
+from tests.rigs.called import DRAWING, dropping, sets, turning
 from tests.rigs.passes import Order, accumulate, assert_same_gradients
 
 
@@ -75,29 +77,47 @@ def test_masks_are_those_of_the_seeds_that_rows_get(monkeypatch: pytest.MonkeyPa
         assert_same_gradients(plain, other)
 
 
-def _session(seed: int) -> tuple[gt.Session, list[nn.Parameter]]:
+def _sequence(state: Stream, graph: Graph) -> Stream:
+    """Kernels that are written by hand, and what is derived in their place."""
+    some = state.through(nn.Dropout(0.3), take=0, name="drop")
+    inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Tanh(), nn.Dropout(0.1)).double()
+    other = state.through(nn.Linear(4, 4).double(), take=1, name="other")
+    both = graph.concat(
+        some.through(inner, name="inner"), other, on=("vertex", "turn"), how="tuple", name="both"
+    )
+    return dropping(both, graph)
+
+
+def _session(
+    seed: int, make: Callable[[str], Graph] = DRAWING["two modules drop"]
+) -> tuple[gt.Session, list[nn.Parameter]]:
     torch.manual_seed(seed)
-    graph = DRAWING["two modules drop"]("whole")
+    graph = make("whole")
     modules = [t.function for t in graph.throughs() if isinstance(t.function, nn.Module)]
     rules = gt.Rules(optimizer=partial(torch.optim.Adam, lr=0.01), update_every=gt.Instances(3))
     session = gt.Session(graph, rules=rules, runtime=gt.Simulated(seed=0), max_active=4)
     return session, [p for m in modules for p in m.parameters()]
 
 
-def test_a_run_that_is_resumed_draws_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [DRAWING["two modules drop"], DRAWING["experts drop"], partial(turning, _sequence)],
+    ids=("two", "experts", "by hand"),
+)
+def test_a_run_that_is_resumed_draws_the_same(tmp_path: Path, make: Callable[[str], Graph]) -> None:
     data = sets(4)
-    session, whole = _session(0)
+    session, whole = _session(0, make)
     session.fit(data, epochs=1)
     session.save(tmp_path / "one")
     half = copy.deepcopy([p.detach() for p in whole])
     session.fit(data, epochs=3)
-    resumed, weights = _session(9)
+    resumed, weights = _session(9, make)
     resumed.load(tmp_path / "one")
     assert all(map(torch.equal, half, weights))
     resumed.fit(data, epochs=3)
     assert all(map(torch.equal, whole, weights))
     assert not any(map(torch.equal, half, weights))
-    again, others = _session(0)
+    again, others = _session(0, make)
     torch.manual_seed(5)
     again.fit(data, epochs=3)
     assert not all(map(torch.equal, whole, others))

@@ -33,7 +33,7 @@ def drawn(n: int, tail: Sequence[int], p: float, number: int, dtype: torch.dtype
         number: Of the draw among those of a trace.
         dtype: Of the result.
     """
-    seeds = _here.seeds
+    seeds = _seeded.seeds
     if seeds is None:
         return torch.empty((n, *tail), dtype=dtype, device="cpu").bernoulli_(p)
     return ones_of(seeds, tail, p, number).to(dtype)
@@ -63,18 +63,18 @@ def mixed(bits: Tensor) -> Tensor:
 
 
 @final
-class _Here(threading.local):
+class _Seeded(threading.local):
     seeds: Tensor | None = None
 
 
-_here: Final = _Here()
+_seeded: Final = _Seeded()
 
 
 @contextmanager
 def seeded_by(seeds: Tensor) -> Iterator[None]:
     """What this thread draws meanwhile follows from these, one for each row."""
-    before, _here.seeds = _here.seeds, seeds
+    before, _seeded.seeds = _seeded.seeds, seeds
     try:
         yield
     finally:
-        _here.seeds = before
+        _seeded.seeds = before
