@@ -67,6 +67,8 @@ _ONE: Mapping[str, Callable[[], nn.Module]] = {
     "hardtanh": _after(nn.Hardtanh(-0.3, 0.4)),
     "relu6": _after(nn.ReLU6()),
     "mish": _after(nn.Mish()),
+    "prelu of one": _after(nn.PReLU()),
+    "prelu": _after(nn.PReLU(D)),
     "log sigmoid": _after(nn.LogSigmoid()),
     "log softmax": _after(nn.LogSoftmax(1)),
     "glu": _gives(lambda m, x: functional.glu(x), 2 * D),

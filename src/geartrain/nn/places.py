@@ -278,7 +278,8 @@ class Places:
     def copy(self, value: Any, home: Value) -> None:
         if not isinstance(value, Value) or not (value.like.rows or not home.like.rows):
             raise Refused
-        self.add(Op.COPY, home, value.at)
+        if value.at != home.at:
+            self.add(Op.COPY, home, value.at)
 
     def spare(self, like: Like) -> Value:
         return Value(At(self.slot(like.width), 0, like.width), like)

@@ -157,8 +157,9 @@ def _sum(places: Places, x: fx.Node, *, mean: bool) -> None:
     dims = sorted(d % (len(tail) + 1) for d in (named or range(len(tail) + 1)))
     if not source.like.rows:
         raise Refused
-    if dims[0] == 0 and not mean and x in places.homes:
-        _sum_of_rows(places, x, source, dims[1:])
+    home = _home_of_sum(places, x)
+    if dims[0] == 0 and not mean and home is not None:
+        _sum_of_rows(places, x, source, dims[1:], home)
         return
     if dims[0] == 0 or dims != list(range(dims[0], dims[-1] + 1)):
         raise Refused
@@ -168,9 +169,21 @@ def _sum(places: Places, x: fx.Node, *, mean: bool) -> None:
     places.add(Op.REDUCE, out, source.at, number=number, many=many, inner=inner)
 
 
-def _sum_of_rows(places: Places, x: fx.Node, source: Value, dims: Sequence[int]) -> None:
+def _home_of_sum(places: Places, x: fx.Node) -> Value | None:
+    """Its own place, or that of what is nothing but a view of it."""
+    home = places.homes.get(x)
+    if home is None and len(x.users) == 1:
+        (view,) = x.users
+        home = places.homes.get(view) if view.target in _RESHAPES else None
+        home = None if home is None or home.like.rows else Value(home.at, like_of(x))
+    return home
+
+
+def _sum_of_rows(
+    places: Places, x: fx.Node, source: Value, dims: Sequence[int], home: Value
+) -> None:
     """Rows added up, of which axes have been before, that lie side by side."""
-    home, tail = places.homes[x], source.like.tail
+    tail = source.like.tail
     at = source.at
     if dims:
         if list(dims) != list(range(dims[0], dims[-1] + 1)):
@@ -457,19 +470,17 @@ def _item(places: Places, x: fx.Node) -> Value:
 
 
 _Way = Callable[[Places, fx.Node], Any]
+_RESHAPES: Final = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.clone.default,
+)
 VIEWS: Final[Mapping[Any, _Way]] = {
-    **dict.fromkeys(
-        (
-            aten.view.default,
-            aten._unsafe_view.default,
-            aten.reshape.default,
-            aten.unsqueeze.default,
-            aten.squeeze.dim,
-            aten.squeeze.dims,
-            aten.clone.default,
-        ),
-        _same,
-    ),
+    **dict.fromkeys(_RESHAPES, _same),
     aten.slice.Tensor: _slice,
     aten.select.int: _select,
     aten.split.Tensor: _split,
