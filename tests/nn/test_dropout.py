@@ -9,6 +9,8 @@ from torch.testing import assert_close
 
 from geartrain.errors import GraphError
 from geartrain.nn import RowDropout
+from geartrain.nn.draws import ones_of
+from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractKernel, kernel_of
 
@@ -140,3 +142,16 @@ def test_torchs_dropout_takes_no_key() -> None:
 def test_no_rows_have_no_masks() -> None:
     y = RowDropout(0.5)(torch.ones(0, 3), torch.zeros(0, dtype=torch.int64))
     assert y.shape == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_without_keys_masks_follow_from_seeds_that_torch_gives(dtype: torch.dtype) -> None:
+    x = torch.rand(20, 3, 7).to(dtype) + 1
+    torch.manual_seed(2)
+    (y,), _ = _kernel(nn.Dropout(0.25)).forward((x,))
+    after = torch.get_rng_state()
+    torch.manual_seed(2)
+    kept = ones_of(row_seeds(20), (3, 7), 0.75, 0)
+    assert torch.equal(after, torch.get_rng_state())
+    assert torch.equal(y != 0, kept)
+    assert_close(y, x * kept.to(dtype) / 0.75, atol=0.02, rtol=0.02)

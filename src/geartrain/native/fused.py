@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, auto
+from functools import cache
 from struct import Struct, pack
 from typing import Final, final
 
@@ -203,6 +204,34 @@ class Steps:
             raise IndexError("index out of range: a row of a table is asked for that it lacks")
         if bad:
             raise MemoryError(f"no memory for what a kernel of {n} rows computes in between")
+
+
+@cache
+def _drawing(width: int, p: float, number: int, dtype: torch.dtype) -> Steps:
+    return Steps(
+        [Step(Op.DRAW, width, (At(1, 0, width), At(0, 0, 1)), many=number, number=p)], [0, 0], dtype
+    )
+
+
+def drawn(seeds: Tensor, like: Tensor, p: float) -> Tensor | None:
+    """Ones with probability p, else zeros, as the first draw of rows with these seeds.
+
+    Args:
+        seeds: int64 ``(n,)``.
+        like: ``(n, ...)``, of which the result has shape and dtype.
+        p: Within 0 and 1.
+
+    Returns:
+        None: there is no kernel for it.
+    """
+    if not like.is_cpu or not available(like.dtype):
+        return None
+    found = torch.empty(like.shape, dtype=like.dtype)
+    width = found[:1].numel()
+    if width:
+        steps = _drawing(width, p, 0, like.dtype)
+        steps.run(like.shape[0], [seeds.data_ptr(), found.data_ptr()])
+    return found
 
 
 def available(dtype: torch.dtype) -> bool:

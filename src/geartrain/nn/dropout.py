@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from geartrain.errors import GraphError
 from geartrain.frames.message import Gradient, IntArray, Payload
-from geartrain.nn.draws import mixed
+from geartrain.native.fused import drawn
+from geartrain.nn.draws import mixed, ones_of
+from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel, gathered
@@ -106,7 +108,7 @@ class DropoutKernel(AbstractKernel):
         elif module.p == 1.0:
             factors = torch.zeros_like(x)
         else:
-            factors = torch.empty_like(x).bernoulli_(1.0 - module.p).div_(1.0 - module.p)
+            factors = _factors_of_rows(x, 1.0 - module.p)
         return (x * factors,), (factors, *keys)
 
     def backward(
@@ -121,6 +123,17 @@ class DropoutKernel(AbstractKernel):
     ) -> Gradient:
         (dy,), (factors, *keys) = gradients, gathered(kept, rows)
         return (None if dy is None else dy * factors, *(None for _ in keys))
+
+
+def _factors_of_rows(x: Tensor, kept: float) -> Tensor:
+    """Of rows that have no keys; off the host it draws there."""
+    if not x.is_cpu:
+        return torch.empty_like(x).bernoulli_(kept).div_(kept)
+    seeds = row_seeds(x.shape[0])
+    ones = drawn(seeds, x, kept)
+    if ones is None:
+        ones = ones_of(seeds, x.shape[1:], kept, 0).to(x.dtype)
+    return ones.mul_(1.0 / kept)
 
 
 def _factors_of_keys(x: Tensor, key: Tensor, p: float, seed: int) -> Tensor:
