@@ -308,7 +308,8 @@ def _runs(
 
 def _draws(stand_in: StandIn, inputs: Payload, inside: Inside | None) -> bool:
     """Whether it draws random numbers in training."""
-    with Watched() as chance, suppress(Exception):  # code of anybody is run, and ran before
+    chance = Watched()
+    with chance, suppress(Exception):  # code of anybody is run, and ran before
         stand_in.play(inputs, inside, train=stand_in.modes[-1])
     return chance.drew
 
