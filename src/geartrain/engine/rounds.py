@@ -53,7 +53,8 @@ class Rounds:
     """
 
     def __init__(self, wiring: Wiring, most: int | None = None) -> None:
-        self._wiring, self._arena, self._most = wiring, wiring.arena, most
+        # Not the wiring, whose loops hold this: what an engine has is to go as soon as it does.
+        self._operators, self._arena, self._most = wiring.operators, wiring.arena, most
         self.ports = frozenset(back_ports(wiring.readers))
         self._readers = dict(wiring.readers)
         for inner in wiring.loops.values():
@@ -154,9 +155,8 @@ class Rounds:
 
     def _loop(self, port: Port) -> str:
         """The operators that lie on a loop, as far as it has a place to end."""
-        operators = self._wiring.operators
         members = sorted(loop_of(port, self._readers))
-        names = [repr(operators[number].name) for number in members]
+        names = [repr(self._operators[number].name) for number in members]
         return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
