@@ -1,7 +1,7 @@
-"""A session's next fit is that of a fresh one: nothing of the fits before is in it but what it says.
+"""A next fit is that of a fresh session: nothing of those before is in it but what is saved.
 
-    one session   fit ─► something happens ─► fit
-    a fresh one   what was saved ─► the same happens ─► fit     ─► equal to the last bit
+one session   fit ─► something happens ─► fit
+a fresh one   what was saved ─► the same happens ─► fit     ─► equal to the last bit
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class Halting(nn.Module):
         begun = graph.input("h", step=0).through(lambda h: (h, h[:, :1] * 0), name="begun")
         states.join(begun)
         routed = states.route(lambda m: (m.payload[0][:, 0] > 0).long(), EXPERTS)
-        said = [s.through(e, name=f"e{k}") for k, (s, e) in enumerate(zip(routed, self.experts))]
+        said = [
+            s.through(e, name=f"e{k}")
+            for k, (s, e) in enumerate(zip(routed, self.experts, strict=True))
+        ]
         stepped = graph.merge(*said).through(self.step, name="step")
         done, more = stepped.where(
             lambda m: (m.payload[1][:, 0] > 1.6) | torch.from_numpy(m.step + 1 >= MOST)

@@ -37,9 +37,9 @@ from geartrain.graph.operator import AbstractOperator
 from geartrain.graph.operators import Losing
 from geartrain.graph.through import Through
 from geartrain.graph.wiring import Owner, Wiring, wire
+from geartrain.nodes.kernel import modules_in
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loss import Collected, LossNode, Objective, OutputNode
-from geartrain.nodes.kernel import modules_in
 from geartrain.nodes.method import in_place_of
 from geartrain.nodes.node import AbstractNode, Memory
 from geartrain.nodes.products import forget_copies

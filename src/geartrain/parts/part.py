@@ -371,6 +371,7 @@ class PartState(AbstractAhead):
     @torch.no_grad()
     def overwrite(self, weights: Sequence[Tensor]) -> None:
         """Copy these into the parameters that learn; a version of its own."""
+
         def write() -> None:
             for parameter, weight in zip(self.parameters, weights, strict=True):
                 parameter.copy_(weight)
