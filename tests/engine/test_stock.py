@@ -175,3 +175,36 @@ def test_answers_that_are_waited_for_are_those_of_rows_that_are_fed_to_a_worker(
     other = lot([1]).deliveries[0]
     assert waits_for([rows, other], np.array([1, 2, 3])).tolist() == [2, 0, 2]
     assert waits_for([], np.array([5])).tolist() == [0]
+
+
+def partial(limit: int = 4) -> PartialStock:
+    return PartialStock(Arena(), 0, lambda finished: limit)
+
+
+def test_answers_of_instances_that_others_were_fed_count_for_nothing() -> None:
+    here = partial(2)
+    here.put(lot([0, 1]))
+    here.begin()
+    # Of slots that were never fed here, within and beyond those that there are, and one spawned.
+    here.settle(Outbox(answered=[np.array([7, 70, 70])], spawned=[np.array([8, 90])]))
+    assert here.active == 2
+    here.put(lot([7]))
+    assert begun(here) == []
+    here.settle(answered(0))
+    assert begun(here) == [[7]]
+    here.settle(answered(7))
+    assert here.active == 1
+
+
+def test_an_instance_is_over_once_however_often_it_is_answered_and_said() -> None:
+    here = partial(2)
+    here.put(lot([0, 1, 2], [1, 2, 1]))
+    assert begun(here) == [[0, 1]]
+    here.settle(answered(0, 0, 0))  # rows of it were answered here that others were fed
+    here.settle(answered(0))
+    assert here.active == 1
+    here.over(np.array([0]), 1)
+    assert here.active == 1
+    here.over(np.array([1]), 2)
+    here.over(np.array([1]), 2)
+    assert here.active == 0 and begun(here) == [[2]]

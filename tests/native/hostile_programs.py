@@ -290,7 +290,8 @@ def loops(draw: Draw) -> Found:
         graph = make("whole")
         return graph, _modules(graph)
 
-    found: Found = session_of(draw, made, _spoilt_instances(draw, name))
+    # Rows of tables that meet a weight are of the weights of now in C, elsewhere of those of then.
+    found: Found = session_of(draw, made, _spoilt_instances(draw, name), drain="words" in name)
     return found
 
 

@@ -109,7 +109,7 @@ def test_a_part_of_the_images_is_the_first_ones() -> None:
 
 def test_every_linear_map_is_a_part_of_its_own() -> None:
     task = find_recipe("mnist").build(Setting(seed=0, epochs=1, update_every=1, options={}))
-    session = Session(make_graph(16), rules=task.rules, runtime=Simulated(3))
+    session = Session(make_graph(16, 16), rules=task.rules, runtime=Simulated(3))
     assert set(session.parts) == {"linear 1", "linear 2", "linear 3"}
 
 

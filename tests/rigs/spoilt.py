@@ -26,6 +26,9 @@ REFUSALS = (GeartrainError, ValueError, IndexError, RuntimeError)
 """The last two are torch's, which a session would wrap."""
 
 
+_UPDATE = 2
+
+
 class Draw:
     """Sound things, and what spoils them."""
 
@@ -130,14 +133,29 @@ class Draw:
         }
 
 
-def session_of(draw: Draw, make: Callable[[], tuple[gt.Graph, list[nn.Module]]], data: Any) -> Any:
+def session_of(
+    draw: Draw,
+    make: Callable[[], tuple[gt.Graph, list[nn.Module]]],
+    data: Any,
+    *,
+    drain: bool = False,
+) -> Any:
+    """A pass; ``drain``: an update at a time, and none is in flight while a step is taken."""
     active, seed = draw.n(1, 9), draw.n(0, 9)
 
     def run() -> list[Tensor | None]:
         torch.manual_seed(seed)
         graph, modules = make()
-        rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=gt.Instances(2))
-        session = gt.Session(graph, rules=rules, runtime=gt.Simulated(seed=seed), max_active=active)
+        rules = gt.Rules(
+            optimizer=partial(torch.optim.SGD, lr=0.1), update_every=gt.Instances(_UPDATE)
+        )
+        session = gt.Session(
+            graph,
+            rules=rules,
+            runtime=gt.Simulated(seed=seed),
+            max_active=_UPDATE if drain else active,
+            schedule=gt.Schedule(drain=drain),
+        )
         session.fit(data, epochs=1)
         return [p.detach().clone() for m in modules for p in m.parameters()]
 

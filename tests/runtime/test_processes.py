@@ -107,6 +107,22 @@ class Normed(nn.Module):
         return y
 
 
+def test_many_are_judged_at_once_where_one_worker_is_fed_and_another_answers() -> None:
+    def session(runtime: AbstractRuntime, last: int) -> gt.Session:
+        torch.manual_seed(0)
+        graph = gt.Graph()
+        rows = graph.input("x").through(nn.Linear(3, 3), name="first")
+        rows.through(nn.Linear(3, 1), name="last").loss(square)
+        placed = gt.Schedule(placement={"first": 0, "last": last})
+        return gt.Session(graph, rules=ADAM, runtime=runtime, schedule=placed, max_active=150)
+
+    data = [gt.Instance({"x": torch.randn(1, 3)}) for _ in range(300)]
+    mine, same = session(processes(2), 1), session(gt.Threads(1), 0)
+    found, wanted = (x.evaluate(data) for x in (mine, same))
+    assert found.instances == 300 and found.metrics == pytest.approx(wanted.metrics)
+    assert mine.fit(data, epochs=1, valid=data).history[-1].instances == 300
+
+
 def test_buffers_come_back_also_those_that_a_module_makes_anew() -> None:
     module = Normed()
     graph = gt.Graph()

@@ -173,16 +173,21 @@ class AbstractStock(ABC):
         self.active += len(lot)
         return lot.deliveries
 
+    def _in_flight(self, slots: IntArray) -> IntArray:
+        """Those of slots whose answers are counted here."""
+        return slots
+
     def _settled(self, out: Outbox) -> IntArray | None:
         """Slots of those all of whose rows have been answered now."""
         for slots in out.spawned:
-            np.add.at(self._open, slots, 1)
+            np.add.at(self._open, self._in_flight(slots), 1)
         finished: list[IntArray] = []
         for slots in out.answered:
-            counts = np.bincount(slots)
+            counts = np.bincount(self._in_flight(slots))
             touched = np.flatnonzero(counts)
-            self._open[touched] -= counts[touched]
-            done = touched[self._open[touched] == 0]
+            before = self._open[touched]
+            self._open[touched] = now = before - counts[touched]
+            done = touched[(before > 0) & (now <= 0)]
             if done.size:
                 finished.append(done)
         if not finished:
@@ -256,6 +261,11 @@ class PartialStock(AbstractStock):
         self._settled(out)
         return None
 
+    def _in_flight(self, slots: IntArray) -> IntArray:
+        # Rows of instances are answered here, too, that others were fed, or that are over.
+        here = slots[slots < self._open.size]
+        return here[self._open[here] > 0]
+
     def over(self, slots: IntArray, trained: int) -> None:
         """Instances have finished, wherever they were answered.
 
@@ -264,7 +274,6 @@ class PartialStock(AbstractStock):
             trained: All that have finished in training so far.
         """
         self._elsewhere = max(self._elsewhere, trained)
-        here = slots[slots < self._open.size]
-        open_here = here[self._open[here] != 0]
-        self._open[open_here] = 0
-        self.active -= open_here.size
+        here = self._in_flight(slots)
+        self._open[here] = 0
+        self.active -= here.size

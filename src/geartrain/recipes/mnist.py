@@ -69,7 +69,7 @@ def build(setting: Setting) -> Task:
     if not rows:
         return task_of(network, setting, splits, validation="test")
     return Task(
-        graph=make_graph(int(options["hidden"])),
+        graph=make_graph(*widths(options)),
         rules=Rules(
             optimizer=partial(network.optimizer, lr=network.rate),
             # Rows, not instances: a map steps when its minibatch is back, not when those below
@@ -82,26 +82,40 @@ def build(setting: Setting) -> Task:
     )
 
 
-def make_blocks(hidden: int) -> nn.Sequential:
+def widths(options: Mapping[str, Value]) -> tuple[int, int]:
+    """Widths of what the first and the second map give.
+
+    Args:
+        options: Of the recipe, complete.
+    """
+    hidden = int(options["hidden"])
+    return hidden, int(options["second"]) or hidden
+
+
+def make_blocks(hidden: int, second: int) -> nn.Sequential:
     """Three linear maps in a row, ReLU behind all but the last.
 
     Args:
-        hidden: Width between them.
+        hidden: Width of what the first gives.
+        second: Of what the second gives.
     """
-    first = nn.Sequential(nn.Linear(PIXELS, hidden), nn.ReLU())
-    second = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU())
-    return nn.Sequential(first, second, nn.Linear(hidden, CLASSES))
+    return nn.Sequential(
+        nn.Sequential(nn.Linear(PIXELS, hidden), nn.ReLU()),
+        nn.Sequential(nn.Linear(hidden, second), nn.ReLU()),
+        nn.Linear(second, CLASSES),
+    )
 
 
-def make_graph(hidden: int) -> Graph:
+def make_graph(hidden: int, second: int) -> Graph:
     """The maps as nodes of their own.
 
     Args:
-        hidden: Width between them.
+        hidden: Width of what the first gives.
+        second: Of what the second gives.
     """
     graph = Graph(vertex=("label",))
     images = graph.input("images", shape=(PIXELS,), dtype=torch.float32, bundle=True)
-    for number, block in enumerate(make_blocks(hidden), 1):
+    for number, block in enumerate(make_blocks(hidden, second), 1):
         images = images.through(block, name=f"linear {number}", alone=True)
     images.loss(cross_entropy, "label", metrics={"accuracy": accuracy})
     return graph
@@ -115,7 +129,7 @@ def make_network(options: Mapping[str, Value], updates: int) -> Network:
         updates: Minibatches of all epochs.
     """
     return Network(
-        module=make_blocks(int(options["hidden"])),
+        module=make_blocks(*widths(options)),
         sample=torch.zeros(int(options["batch"]), PIXELS),
         metrics={"accuracy": accuracy},
         optimizer=partial(torch.optim.SGD, momentum=float(options["momentum"])),
@@ -199,7 +213,7 @@ MNIST: Final = Recipe(
     unit="instances",
     epochs=3,
     make=build,
-    draw=lambda: make_graph(hidden=PIXELS),
+    draw=lambda: make_graph(PIXELS, PIXELS),
     whole_minibatches=True,
     runtime="processes",
     why="two worker processes, three parts: 1.4 to 1.5 times one worker; with two kernel threads "
@@ -214,6 +228,7 @@ MNIST: Final = Recipe(
         *method_options(ROWS, parts=MAPS),
         Option("batch", 100, 1, "images of a minibatch, which is one instance"),
         Option("hidden", PIXELS, 1, "width between the linear maps"),
+        Option("second", 0, 0, "width behind the second map, if it is another; 0: as hidden"),
         Option("train_size", 0, 0, "train on the first so many images; 0 takes all"),
         Option("learning_rate", RATE, 0.0, "SGD's rate; a method may scale it"),
         Option("momentum", MOMENTUM, 0.0, "SGD's momentum"),
