@@ -306,7 +306,7 @@ def test_a_fused_step_leaves_the_mode_of_autograd_as_it_was():
         assert torch.is_grad_enabled()
         loss = (weight * weight).sum()
         loss.backward()
-        return float(loss)
+        return loss.item()
 
     def raises() -> float:
         raise KeyError("closure")
