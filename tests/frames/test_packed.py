@@ -192,3 +192,46 @@ def test_one_that_brings_other_rows_than_all_others_is_named(wrong):
     given[2] = Instance({"x": data}, {"slot": [0, 0]}, edges, {"aim": 0.0}, key=2)
     payload = made.pack(given).inputs["x"].payload
     assert payload is not None and not payload.requires_grad
+
+
+def test_the_first_instances_of_a_packer_are_joined_as_later_ones_are(monkeypatch):
+    """One of them says what rows look like; the others are not looked at one by one."""
+    edges = dict.fromkeys(("source", "target", "type"), np.zeros(0, np.int64))
+    rows = [torch.full((2, 2), float(k), dtype=torch.float64) for k in range(5)]
+    given = [
+        Instance({"x": x, "bag": x[:, :1]}, {"slot": np.zeros(2, np.int64)}, edges, {"aim": 0.5})
+        for x in rows
+    ]
+    looked: list[str] = []
+    pair = Packer._pair
+    monkeypatch.setattr(
+        Packer, "_pair", lambda self, o, *given: looked.append(o.name) or pair(self, o, *given)
+    )
+    made = packer()
+    first, later = made.pack(given), made.pack(given)
+    assert sorted(looked) == ["bag", "x"]
+    for name in ("x", "bag"):
+        assert rows_of(first, name) == rows_of(later, name)
+    given[0] = Instance({"x": torch.ones(1, 3)}, {"slot": [0]}, edges, {"aim": 0.5}, key="first")
+    given[4] = Instance({"x": torch.ones(1, 2)}, {"slot": [0]}, edges, {"aim": 0.5}, key="last")
+    with pytest.raises(DataError, match="instance without a key: input 'x' has rows of"):
+        packer().pack(given)  # of the second: the first is right whatever it brings
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, np.float64, int, np.int64])
+def test_values_of_one_type_are_those_that_are_packed_one_by_one(kind):
+    edges = dict.fromkeys(("source", "target", "type"), np.zeros(0, np.int64))
+
+    def instance(k: int, aim: object) -> Instance:
+        inputs = {"x": torch.ones(1, 2)}
+        return Instance(inputs, {"slot": [0]}, edges, {"aim": aim}, key=k)
+
+    given = [instance(k, kind(k)) for k in range(4)]
+    together = packer().pack(given).value["aim"]
+    single = [packer().pack([each]).value["aim"] for each in given]
+    assert together.dtype == single[0].dtype
+    assert np.array_equal(together, np.concatenate(single))
+    whole = np.issubdtype(together.dtype, np.integer)
+    given[2] = instance(2, 1.5 if whole else 1)
+    with pytest.raises(DataError, match="instance 2: value column 'aim' came as"):
+        packer().pack(given)

@@ -13,7 +13,13 @@ from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.nn import RowDropout, TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
-from geartrain.nodes.kernel import AbstractKernel, kernel_of, register_kernel
+from geartrain.nodes.kernel import (
+    AbstractKernel,
+    kernel_of,
+    may_have_kernel,
+    modules_in,
+    register_kernel,
+)
 
 
 class _Doubling(nn.Module):
@@ -195,3 +201,14 @@ def test_a_registered_type_has_a_kernel_and_its_subclasses_have_none(
     assert kernel_of(type("Below", (foreign,), {})()) is None
     register_kernel(foreign, lambda _: None)
     assert kernel_of(foreign()) is None
+
+
+def test_modules_are_walked_once_each_as_torch_walks_them():
+    shared, inner = nn.Linear(2, 2), nn.Sequential(nn.Tanh(), nn.Linear(2, 2))
+    module = nn.Sequential(shared, inner, nn.Sequential(shared, nn.Identity()))
+    module.register_module("nothing", None)
+    found = modules_in(module)
+    assert len(found) == len({*map(id, found)}) and {*found} == {*module.modules()}
+    assert may_have_kernel(module)
+    inner[1].weight.register_hook(lambda g: g)
+    assert not may_have_kernel(module)

@@ -7,9 +7,11 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 import geartrain as gt
 from geartrain.native import library
+from geartrain.nodes.gradient import GradientSum
 from geartrain.parts.optimizers import FusedAdam, plainly_stepped
 from geartrain.parts.state import load_optimizer_state, optimizer_state_to_tensors
 from tests.rigs.pipes import (
@@ -294,3 +296,38 @@ def test_a_profiler_sees_steps_of_parts():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         plainly_stepped(optimizer)
     assert any("Optimizer.step" in event.key for event in profiler.key_averages())
+
+
+def test_a_fused_step_leaves_the_mode_of_autograd_as_it_was():
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = FusedAdam([weight], lr=0.1)
+
+    def closure() -> float:
+        assert torch.is_grad_enabled()
+        loss = (weight * weight).sum()
+        loss.backward()
+        return loss.item()
+
+    def raises() -> float:
+        raise KeyError("closure")
+
+    for _ in range(3):  # by torch, then in C
+        optimizer.zero_grad()
+        optimizer.step(closure)
+        assert torch.is_grad_enabled() and weight.is_leaf
+    with pytest.raises(KeyError, match="closure"):
+        optimizer.step(raises)
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        optimizer.step(closure)
+        assert not torch.is_grad_enabled()
+
+
+def test_a_sum_that_is_taken_is_no_part_of_a_graph():
+    weight = nn.Parameter(torch.zeros(2, 3))
+    total = GradientSum([weight])
+    left, right = torch.ones(4, 2, requires_grad=True), torch.ones(4, 3, requires_grad=True)
+    total.add_product(weight, left, right)
+    taken = total.take(weight)
+    assert taken is not None and not taken.requires_grad and torch.is_grad_enabled()
+    assert torch.equal(taken, torch.full((2, 3), 4.0))

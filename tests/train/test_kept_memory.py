@@ -17,6 +17,7 @@ from tests.rigs.pairs import graph_of_pairs, pairs
 SGD = partial(torch.optim.SGD, lr=0.1)
 ADAM = gt.Rules(optimizer=partial(torch.optim.Adam, lr=1e-2), update_every=4)
 
+
 def test_what_a_pass_has_kept_in_its_nodes_goes_with_it_and_not_with_garbage(monkeypatch) -> None:
     """Stores are the memory of an engine; each fit and each evaluation has another engine."""
     stores: list[weakref.ref[RowStore]] = []

@@ -37,6 +37,7 @@ from geartrain.graph.operator import AbstractOperator
 from geartrain.graph.operators import Losing
 from geartrain.graph.through import Through
 from geartrain.graph.wiring import Owner, Wiring, wire
+from geartrain.nodes.kernel import modules_in
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loss import Collected, LossNode, Objective, OutputNode
 from geartrain.nodes.method import in_place_of
@@ -518,8 +519,11 @@ def _is_spread(graph: Graph, parts: Mapping[str, PartState], device: torch.devic
     criteria = [o.criterion for o in graph.operators if isinstance(o, Losing)]
     modules = [*(p.module for p in parts.values()), *graph.modules()]
     modules += [c for c in criteria if isinstance(c, nn.Module)]
-    once = dict.fromkeys(modules)
-    return not all(x.is_cpu for m in once for x in (*m.parameters(), *m.buffers()))
+    for inner in (inner for module in dict.fromkeys(modules) for inner in modules_in(module)):
+        for x in (*inner._parameters.values(), *inner._buffers.values()):
+            if x is not None and not x.is_cpu:
+                return True
+    return False
 
 
 _HOST = torch.device("cpu")

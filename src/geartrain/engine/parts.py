@@ -16,7 +16,7 @@ def part_names(graph: Graph) -> dict[str, str]:
     names: dict[int, str] = {}
     found: dict[str, str] = {}
     for through in graph.throughs():
-        if not through.parameters:
+        if not through.has_parameters:
             continue
         owner = through.owner
         if id(owner) not in names:

@@ -16,7 +16,7 @@ checks them again, and the user may write over his own while they are in flight.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Any, Final, Protocol, final
 
 import numpy as np
 import torch
@@ -230,6 +230,8 @@ class Packer:
     def _rows(self, operator: Entrance, instances: Sequence[Instance]) -> PackedRows:
         name = operator.name
         given = [i.inputs.get(name) for i in instances]
+        if name not in self._shapes and type(given[0]) is Tensor:
+            self._pair(operator, instances[0], given[0])  # the first says what rows look like
         stacked = _stacked(given, self._shapes.get(name))
         if stacked is not None:
             payload, lengths = stacked
@@ -313,8 +315,10 @@ class Packer:
     def _value(self, instances: Sequence[Instance], name: str) -> Column:
         table = self._arena.values
         values = [i.value.get(name) for i in instances]
-        if {int, np.int64}.issuperset(map(type, values)):
-            joined = np.array(values, np.int64)
+        kinds = {*map(type, values)}
+        whole = kinds <= {int, np.int64}
+        if whole or (len(kinds) == 1 and kinds <= _FLOATS):
+            joined = np.array(values, np.int64 if whole else None)
             if table.takes(name, joined):
                 return joined
         parts: list[Column] = []
@@ -334,6 +338,7 @@ def called(instance: Instance) -> str:
 
 
 _NOWHERE = np.zeros(0, np.int64)
+_FLOATS: Final = frozenset((float, np.float32, np.float64))
 
 
 def _lengths(arrays: Sequence[Any]) -> IntArray:

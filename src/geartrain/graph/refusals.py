@@ -119,7 +119,7 @@ def _refuse_gears_that_starve(operators: Sequence[AbstractOperator]) -> None:
         if above is None or not above.slow:
             continue
         for lower in _fed_by(upper):
-            if isinstance(lower, Through) and lower.parameters:
+            if isinstance(lower, Through) and lower.has_parameters:
                 refuse_starving(upper.name, above, lower.name, gear_of(lower) or Gear())
     for start in operators:
         if isinstance(start, Replaying):

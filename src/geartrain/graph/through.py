@@ -41,6 +41,7 @@ from geartrain.nodes.kernel import (
     bundle_kernel_of,
     derived_kernel,
     kernel_of,
+    modules_in,
 )
 from geartrain.nodes.loss import Objective
 from geartrain.nodes.memory import (
@@ -141,6 +142,11 @@ class Through(AbstractOperator):
     @property
     def parameters(self) -> list[nn.Parameter]:
         return [] if self.module is None else list(self.module.parameters())
+
+    @property
+    def has_parameters(self) -> bool:
+        """Whether there are any."""
+        return self.module is not None and next(self.module.parameters(), None) is not None
 
     @property
     def owner(self) -> object:
@@ -368,7 +374,7 @@ class Through(AbstractOperator):
 
     def _dropouts(self) -> Iterator[nn.Module]:
         if isinstance(self.function, nn.Module):
-            for module in self.function.modules():
+            for module in modules_in(self.function):
                 if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
                     yield module
 

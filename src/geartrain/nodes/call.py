@@ -66,22 +66,6 @@ class Call:
         return tuple(found.get(j) for j in range(width))
 
 
-@final
-class Unrecorded:
-    """``torch.no_grad`` for what is entered at every firing: three objects of torch's fewer."""
-
-    __slots__ = ("_before",)
-
-    def __enter__(self) -> None:
-        self._before = torch.is_grad_enabled()
-        if self._before:
-            torch._C._set_grad_enabled(False)
-
-    def __exit__(self, *raised: object) -> None:
-        if self._before:
-            torch._C._set_grad_enabled(True)
-
-
 class AbstractDryRun(Protocol):
     """What is known of a function by trying it; ``graph.dry_run`` has it.
 

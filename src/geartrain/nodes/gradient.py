@@ -34,6 +34,7 @@ from geartrain.native import operations, sums
 from geartrain.native.rows import take
 from geartrain.nodes.looked_up import Lookup, by_update
 from geartrain.nodes.products import outer, outer_suits, whole_rows
+from geartrain.nodes.unrecorded import Unrecorded
 
 _ALONE: Final = 128
 """So many rows are multiplied at once: waiting would cost a copy and gain little."""
@@ -598,11 +599,16 @@ class GradientSum:
         """
         return self.take_each([parameter])[0][0]
 
-    @torch.no_grad()
     def take_each(
         self, parameters: Sequence[torch.nn.Parameter]
     ) -> tuple[list[Tensor | None], float | None]:
         """``take`` of several, and the sum of the squares of all entries where it is known."""
+        with Unrecorded():
+            return self._take_each(parameters)
+
+    def _take_each(
+        self, parameters: Sequence[torch.nn.Parameter]
+    ) -> tuple[list[Tensor | None], float | None]:
         if self._later or self._looked_up:
             self.settle()
         if self._apart:

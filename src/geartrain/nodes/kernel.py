@@ -297,7 +297,19 @@ def derived_kernel(name: str, function: Callable[..., Any]) -> AbstractKernel:
 
 def may_have_kernel(module: nn.Module) -> bool:
     """Whether nothing hangs on the module that a kernel would pass over: a hook, a new forward."""
-    return not any(_has_hooks(each) or "forward" in vars(each) for each in module.modules())
+    return not any(_has_hooks(each) or "forward" in vars(each) for each in modules_in(module))
+
+
+def modules_in(module: nn.Module) -> list[nn.Module]:
+    """A module and all inside it, each once: torch's generators, one inside of another, take three
+    times as long, and every fit asks modules for a dozen things."""
+    found, seen = [module], {id(module)}
+    for each in found:  # grows meanwhile
+        for inner in each._modules.values():
+            if inner is not None and id(inner) not in seen:
+                seen.add(id(inner))
+                found.append(inner)
+    return found
 
 
 def _own_kernel(module: nn.Module, method: str) -> AbstractKernel | None:
@@ -321,10 +333,14 @@ _DERIVATIONS: list[Callable[[str, Callable[..., Any]], AbstractKernel]] = []
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    return bool(
+    if (
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or any(p is not None and p._backward_hooks for p in module._parameters.values())
-    )
+    ):
+        return True
+    for parameter in module._parameters.values():
+        if parameter is not None and parameter._backward_hooks:
+            return True
+    return False

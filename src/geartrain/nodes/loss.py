@@ -370,6 +370,8 @@ def per_row(criterion: Callable[..., Any], name: str) -> Callable[..., Any]:
     """
     if criterion is F.cross_entropy:
         return cross_entropy
+    if isinstance(criterion, CrossEntropy):
+        return criterion
     if isinstance(criterion, nn.Module):
         if getattr(criterion, "reduction", "none") != "none":
             raise GraphError(

@@ -45,7 +45,6 @@ from geartrain.frames.message import (
 from geartrain.frames.rows import RowStore
 from geartrain.nodes.call import (
     Call,
-    Unrecorded,
     as_payload,
     differentiate,
     gather_inputs,
@@ -63,6 +62,7 @@ from geartrain.nodes.keeping import BundleKeepingNode
 from geartrain.nodes.kernel import AbstractKernel, gathered
 from geartrain.nodes.node import Emission, Place
 from geartrain.nodes.products import GRAIN
+from geartrain.nodes.unrecorded import Unrecorded
 from geartrain.nodes.weights import AbstractWeights
 
 

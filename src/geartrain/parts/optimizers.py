@@ -20,6 +20,7 @@ from torch.optim.adagrad import adagrad
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from geartrain.native.steps import AdamStep, AdamTensors, adagrad_step
+from geartrain.nodes.unrecorded import Unrecorded
 
 
 @final
@@ -142,9 +143,12 @@ class FusedAdam(torch.optim.Adam):
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, maximize=maximize, fused=True)
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One update."""
+        with Unrecorded():
+            return self._unrecorded_step(closure)
+
+    def _unrecorded_step(self, closure: Callable[[], float] | None) -> float | None:
         loss = _evaluated(closure)
         groups = self.param_groups
         left = [group for k, group in enumerate(groups) if not self._step_group(k, group)]

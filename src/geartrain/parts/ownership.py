@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from torch import Tensor
 
 from geartrain.nodes.gradient import GradientSum
 
+_NOTHING: Final[AbstractContextManager[None]] = nullcontext()  # it may be entered by many at once
 Gradients: TypeAlias = Sequence[Tensor | None]
 """One entry a parameter that learns, dense or sparse COO; None: none."""
 
@@ -26,7 +27,7 @@ class Ownership:
 
     def taking(self) -> AbstractContextManager[object]:
         """While sums and counts of an update are taken."""
-        return nullcontext()
+        return _NOTHING
 
     def collect(self, into: GradientSum) -> None:
         """Add the gradients that others have handed in; none of them may be adding."""
@@ -44,7 +45,7 @@ class Ownership:
 
     def moving(self) -> AbstractContextManager[object]:
         """While the weights are written to; others see those of the next version after it."""
-        return nullcontext()
+        return _NOTHING
 
     def stepped(self, gradients: Gradients) -> None:
         """After a step of the part's own that was not held."""

@@ -13,8 +13,8 @@ ours is called ``update_every``, as it is a count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import numpy as np
@@ -225,7 +225,12 @@ class PartState(AbstractAhead):
 
     @property
     def takes_ahead(self) -> bool:  # type: ignore[override]
-        return self._plain and type(self.ownership) is Ownership
+        return self._plain and self._alone
+
+    @property
+    def _alone(self) -> bool:
+        """Whether nobody else has the weights."""
+        return type(self.ownership) is Ownership
 
     def finished(self, instances: int) -> None:
         self.counting.finished(instances)
@@ -284,10 +289,10 @@ class PartState(AbstractAhead):
             self._held_rows = rows
             counting.step_ages.clear()
             return None
-        with self._moving():
-            self._optimize(progress)
+        self._move(lambda: self._optimize(progress))
         counting.step_ages.clear()
-        self.ownership.stepped([p.grad for p in self.parameters])
+        if not self._alone:
+            self.ownership.stepped([p.grad for p in self.parameters])
         stepping.clear()
         stepping.stepped()
         return StepTaken(self.name, self.version, rows)
@@ -302,8 +307,7 @@ class PartState(AbstractAhead):
         if self.optimizer is None or self.frozen:
             return None
         self.stepping.put(gradients)
-        with self._moving():
-            self._optimize(self.progress)
+        self._move(lambda: self._optimize(self.progress))
         self.stepping.clear()
         if own:
             self.counting.step_ages.clear()
@@ -312,6 +316,8 @@ class PartState(AbstractAhead):
 
     def _offer(self) -> bool:
         """Let those who have copies say what to step with; False: the step is held."""
+        if self._alone:
+            return True
         mine = [p.grad for p in self.parameters]
         chosen = self.ownership.stepping(mine)
         if chosen is mine:
@@ -320,14 +326,13 @@ class PartState(AbstractAhead):
             parameter.grad = gradient
         return chosen is not None
 
-    @contextmanager
-    def _moving(self) -> Iterator[None]:
+    def _move(self, write: Callable[[], None]) -> None:
         """The weights become those of the next version."""
         before = self.version
         self.gradient.settle()
         with self.ownership.moving():
             self.looking.seeing.before_step()
-            yield
+            write()
         if self.version == before:  # else those who share it have been told
             self.version += 1
         self.looking.seeing.after_step()
@@ -366,9 +371,12 @@ class PartState(AbstractAhead):
     @torch.no_grad()
     def overwrite(self, weights: Sequence[Tensor]) -> None:
         """Copy these into the parameters that learn; a version of its own."""
-        with self._moving():
+
+        def write() -> None:
             for parameter, weight in zip(self.parameters, weights, strict=True):
                 parameter.copy_(weight)
+
+        self._move(write)
         self.replaced()
 
     @torch.no_grad()

@@ -37,7 +37,10 @@ class Ages:
 
     def to_tuple(self) -> tuple[int, ...]:
         """Without the zeros at the end."""
-        return tuple(np.trim_zeros(self._counts, "b").tolist())
+        found: list[int] = self._counts.tolist()
+        while found and not found[-1]:
+            found.pop()
+        return tuple(found)
 
     def load(self, counts: Iterable[int]) -> None:
         """Put back what ``to_tuple`` gave."""

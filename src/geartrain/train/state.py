@@ -127,9 +127,10 @@ class State:
     @property
     def places_by_cost(self) -> bool:
         """Whether it matters where nodes live, time can tell, and nobody has said it."""
-        runtime, names = self.runtime, part_names(self.graph)
+        runtime = self.runtime
         if runtime.workers == 1 or runtime.virtual or self.sharing.apart:
             return False
+        names = part_names(self.graph)
         return bool(self.trained_parts.keys() - {names.get(n, n) for n in self.placement})
 
     def ready(self, source: Source, *, fresh: bool = False) -> Engine:
