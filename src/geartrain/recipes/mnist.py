@@ -216,8 +216,8 @@ MNIST: Final = Recipe(
     draw=lambda: make_graph(PIXELS, PIXELS),
     whole_minibatches=True,
     runtime="processes",
-    why="two worker processes, three parts: 1.4 to 1.5 times one worker; with two kernel threads "
-    "one has 1.5, and nothing asynchronous",
+    why="two worker processes, three parts: 1.6 to 1.8 times one worker; with two kernel threads "
+    "one has 1.4, and nothing asynchronous",
     needs=(
         "mnist/train-images-idx3-ubyte.gz",
         "mnist/train-labels-idx1-ubyte.gz",

@@ -172,5 +172,5 @@ SENTIMENT: Final = Recipe(
         Option(AVERAGE_EVERY, 1000, 0, "instances between meetings of copies; 0: once an epoch"),
     ),
     bottleneck="tree",
-    why="two workers as threads that share all weights: 1.6 to 1.7 times one, and 1.4 as processes",
+    why="two workers as threads that share all weights: 1.6 to 1.7 times one, as processes too",
 )
