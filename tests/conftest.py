@@ -74,6 +74,14 @@ def one_kernel_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def same_draws(seeds_of_the_host: None) -> None:
+    """Weights that a test makes without a seed are the same whatever ran before it."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def seeds_of_the_host() -> Iterator[None]:
     """Where there is no device torch writes down how each kind of them is to be seeded once there
