@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import shutil
@@ -72,6 +73,16 @@ def one_kernel_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def own_bound(request: pytest.FixtureRequest) -> None:
+    """A test that may take longer than others is not looked into when they would have ended.
+
+    To print the stacks of threads that run, without stopping them, can end the process.
+    """
+    if request.node.get_closest_marker("timeout") is not None:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)
