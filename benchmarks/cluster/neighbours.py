@@ -159,7 +159,7 @@ def _lines(given: argparse.Namespace) -> Iterator[Line]:
                     "latency_s": link.latency_s,
                     "bits_per_s": link.bits_per_s,
                     "device_ms": given.device_ms,
-                    "work": asdict(work),
+                    "work": asdict(work) | {"data": work.data is not None},
                     **line,
                 }
 

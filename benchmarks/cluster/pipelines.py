@@ -108,7 +108,8 @@ def plain(work: Work, rates: Sequence[float]) -> list[Line]:
         asked = asdict(replace(at, device_ms=0.0))  # nobody takes the time of it
         request = {"kind": "plain", "work": asked, "systems": ["plain"]}
         [reply] = replies([run(request, None)], "plain")
-        found.append({"system": "plain", "work": asdict(at), **reply})
+        told = asdict(at) | {"data": at.data is not None}  # not where it lies
+        found.append({"system": "plain", "work": told, **reply})
     return found
 
 
