@@ -505,8 +505,9 @@ def test_rows_of_a_list_go_to_workers_by_lots_which_are_told_of_by_lots() -> Non
     told = [x.messages for x in event.links if x.sender == 2]
     heard = [x.messages for x in event.links if x.receiver == 2]
     assert fit.history[-1].instances == 400
-    # 50 lots of 8, and what a pass begins and ends with; some 300 if each is waited for.
-    assert max(told) < 150 and max(heard) < 150, (told, heard)
+    # 50 lots of 8, and what a pass begins and ends with; some 300 if each is waited for. What
+    # workers say goes by the clock, too: 100 on a quiet machine, and more the longer a pass takes.
+    assert max(told) < 150 and max(heard) < 250, (told, heard)
 
 
 @pytest.mark.parametrize("listed", [True, False])
