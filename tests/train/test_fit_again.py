@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,7 +147,7 @@ HAPPENINGS = (nothing, by_hand, other_memory, other_rate, frozen, hooked, evalua
 @pytest.mark.parametrize("update", [24, 10])
 @pytest.mark.parametrize("happens", HAPPENINGS, ids=lambda f: f.__name__)
 def test_the_next_fit_is_that_of_a_fresh_session(
-    happens: Callable[[gt.Session], None], update: int, tmp_path: Any
+    happens: Callable[[gt.Session], None], update: int, tmp_path: Path
 ) -> None:
     network, one = session(update)
     for epoch in (1, 2, 3):
@@ -164,7 +165,7 @@ def test_the_next_fit_is_that_of_a_fresh_session(
     assert one.statistics()["versions"] == fresh.statistics()["versions"]
 
 
-def test_the_next_fit_is_that_of_a_fresh_session_with_other_updates(tmp_path: Any) -> None:
+def test_the_next_fit_is_that_of_a_fresh_session_with_other_updates(tmp_path: Path) -> None:
     """What was kept of updates of one size is not what those of another want."""
     network, one = session(24)
     one.fit(instances(MANY, 0), epochs=2)
@@ -185,7 +186,7 @@ def test_the_next_fit_is_that_of_a_fresh_session_with_other_updates(tmp_path: An
 
 @pytest.mark.parametrize("at", [0, 1, 30, 71])
 def test_after_a_failure_in_the_middle_a_fit_is_that_of_a_fresh_session(
-    at: int, tmp_path: Any
+    at: int, tmp_path: Path
 ) -> None:
     network, one = session()
     one.fit(instances(MANY, 0), epochs=2)
@@ -193,15 +194,10 @@ def test_after_a_failure_in_the_middle_a_fit_is_that_of_a_fresh_session(
     bad[at] = gt.Instance({"h": torch.full((1, WIDTH), torch.nan)}, value={"label": 0}, key="bad")
     with pytest.raises(gt.DataError, match="bad"):
         one.fit(bad, epochs=3)
-    one.save(tmp_path / "after.safetensors")
-    fresh_network, fresh = session()
-    fresh.load(tmp_path / "after.safetensors")
-    for each in (one, fresh):
-        each.fit(instances(72, 0), epochs=3)
-    require_equal(network, one, fresh_network, fresh)
+    require_fresh(network, one, tmp_path)
 
 
-def test_after_a_module_has_raised_a_fit_is_that_of_a_fresh_session(tmp_path: Any) -> None:
+def test_after_a_module_has_raised_a_fit_is_that_of_a_fresh_session(tmp_path: Path) -> None:
     network, one = session()
     one.fit(instances(MANY, 0), epochs=2)
     calls: Iterator[int] = iter(range(100))
@@ -214,9 +210,14 @@ def test_after_a_module_has_raised_a_fit_is_that_of_a_fresh_session(tmp_path: An
     with pytest.raises(gt.WorkerError, match="enough"):
         one.fit(instances(144, 0), epochs=3)
     hook.remove()
-    one.save(tmp_path / "after.safetensors")
+    require_fresh(network, one, tmp_path)
+
+
+def require_fresh(network: Halting, one: gt.Session, folder: Path) -> None:
+    """The next fit is that of a session that was loaded with what this one has."""
+    one.save(folder / "after.safetensors")
     fresh_network, fresh = session()
-    fresh.load(tmp_path / "after.safetensors")
+    fresh.load(folder / "after.safetensors")
     for each in (one, fresh):
         each.fit(instances(72, 0), epochs=3)
     require_equal(network, one, fresh_network, fresh)

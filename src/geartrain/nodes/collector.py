@@ -91,16 +91,14 @@ class Collector:
 
     def _add_bundles(self, batch: Backward, done: list[Backward]) -> None:
         rows = batch.rows & ROW_MASK
-        if distinct(rows).size < rows.size:  # a row twice in one batch: take them one by one
+        gradient = join_gradient([batch])
+        apart = bool(self._apart) or not self._fits(gradient)
+        # Bundles of several shapes are taken one by one, and so is a row that comes twice.
+        if rows.size > 1 and (apart or distinct(rows).size < rows.size):
             for i in range(rows.size):
                 self._add_bundles(batch.take(np.array([i], np.int64)), done)
             return
-        gradient = join_gradient([batch])
-        if self._apart or not self._fits(gradient):
-            if rows.size > 1:
-                for i in range(rows.size):
-                    self._add_bundles(batch.take(np.array([i], np.int64)), done)
-                return
+        if apart:
             gradient = _both(self._apart.pop(int(rows[0]), ()), gradient)
         self._add(rows, 1, gradient, join_lengths([batch]), done)
 
