@@ -94,6 +94,16 @@ def same_draws(seeds_of_the_host: None) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def few_rows_are_shared() -> Iterator[None]:
+    """Modules of loops are called in two for the few rows of a test, too."""
+    from geartrain.nodes.loop import hoisting
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hoisting, "FEWER", 1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def seeds_of_the_host() -> Iterator[None]:
     """Where there is no device torch writes down how each kind of them is to be seeded once there
     is one, with the stack of who asked: a millisecond, some ten thousand times."""

@@ -8,6 +8,7 @@ from geartrain.nn.auto import MeasuredChoice
 from geartrain.nn.cells import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.nn.derived import DerivedKernel
 from geartrain.nn.dropout import RowDropout
+from geartrain.nn.hoist import hoist
 from geartrain.nn.kernels import register_torch_checks, register_torch_kernels
 from geartrain.nn.ragged.choice import RaggedChoice
 from geartrain.nn.residual import PooledHead, ResidualBlock, residual_network
@@ -15,6 +16,7 @@ from geartrain.nn.sequential import BundleSequential
 from geartrain.nn.shapes import MessagePassing, Recurrent, Tree, first_states
 from geartrain.nn.transformer import DecoderBlock, TokenEmbedding, TokenReadout, decoder
 from geartrain.nodes.choice import register_choice
+from geartrain.nodes.hoisted import register_hoist
 from geartrain.nodes.kernel import register_derivation
 from geartrain.nodes.ragged import register_ragged_choice
 from geartrain.pipeline.critic import LocalCritic, RowLoss, teach_critics
@@ -26,6 +28,7 @@ from geartrain.whole.tree.module import WholeTree
 register_torch_kernels()
 register_torch_checks()
 register_derivation(DerivedKernel)
+register_hoist(hoist)
 register_choice(MeasuredChoice)
 register_ragged_choice(RaggedChoice)
 

@@ -8,7 +8,8 @@ function ─► copy that shares its tensors ─► trace at 3 and at 5 rows ─
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, final
 
 import torch
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 
 from geartrain.errors import GraphError
 from geartrain.frames.message import Payload
+from geartrain.nn.counted import SIZES
 from geartrain.nn.program import Cut, Operands, Program
-from geartrain.nn.split import SIZES, TraceSplit, split
+from geartrain.nn.split import Function, TraceSplit, split
 from geartrain.nn.structure import Structure
 from geartrain.nodes.call import arguments, as_payload
 from geartrain.nodes.gradient import GradientSum
@@ -33,13 +35,42 @@ def derive(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Cut:
     Raises:
         GraphError: Why it cannot be.
     """
+    operands = Operands(function)
+    own = own_copy(function, operands)
+    structure = Structure(own)
+
+    def settled() -> None:
+        if structure.now() != structure.settings:
+            raise RestlessError("its forward changes attributes of the module")
+
+    samples = sample(inputs, SIZES[0]), sample(inputs, SIZES[1])
+    return made(Derivation(call_of(own, operands), operands, samples, settled))
+
+
+def made(derivation: Derivation) -> Cut:
+    """What a derivation gives; the generators are as before.
+
+    Raises:
+        GraphError: Why it cannot be.
+    """
+    with guarded(derivation.samples[0]):
+        return derivation.cut()
+
+
+@contextmanager
+def guarded(inputs: Sequence[Tensor]) -> Iterator[None]:
+    """Runs anybody's code, by a tracer of torch's: the generators are as before after it.
+
+    Raises:
+        GraphError: In place of whatever it raises.
+    """
     devices = {x.device for x in inputs if x.is_cuda}
     with torch.random.fork_rng(list(devices)):
         try:
-            return _Derivation(function, inputs).cut()
+            yield
         except GraphError:
             raise
-        except Exception as error:  # code of anybody is run, by a tracer of torch's
+        except Exception as error:
             reason = str(error).strip().split("\n")[0]
             raise GraphError(f"{type(error).__name__}: {reason}") from error
 
@@ -64,42 +95,60 @@ def learns(x: Tensor) -> bool:
     return isinstance(x, nn.Parameter) and x.is_floating_point()
 
 
+def call_of(function: Callable[..., Any], operands: Operands) -> Function:
+    """A function of operands, in the order of programs, and inputs."""
+
+    def call(given: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if not isinstance(function, nn.Module):
+            return as_payload(function(*inputs))
+        named = dict(zip(operands.names, given, strict=True))
+        return as_payload(torch.func.functional_call(function, named, arguments(function, inputs)))
+
+    return call
+
+
 @final
-class _Derivation:
+class Derivation:
     """The making of one program.
 
-    It works with a copy of the module, which shares its tensors: a trace puts others in their
-    place, and other workers may compute with the module meanwhile.
+    Args:
+        call: Of operands and inputs. It works with a copy of the module, which shares its tensors:
+            a trace puts others in their place, and other workers may compute with the module
+            meanwhile.
+        operands: Those of the module.
+        samples: Inputs of ``SIZES`` rows.
+        settled: Raises if a trace is worth nothing, as the call changes what it depends on.
     """
 
-    def __init__(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-        self._operands = Operands(function)
-        self._own = own_copy(function, self._operands)
-        self._samples = sample(inputs, SIZES[0]), sample(inputs, SIZES[1])
+    def __init__(
+        self,
+        call: Function,
+        operands: Operands,
+        samples: tuple[Sequence[Tensor], Sequence[Tensor]],
+        settled: Callable[[], None] | None = None,
+    ) -> None:
+        self._call, self._operands, self.samples = call, operands, samples
+        self._settled = settled
 
     def cut(self) -> Cut:
+        """Trace, cut and try.
+
+        Raises:
+            GraphError: It cannot be cut, or gives something else than the call.
+        """
         tensors = self._operands.tensors()
         learned = [learns(x) for x in tensors]
         # Copies, as a module may write into its buffers, or into a table (max_norm).
         operands = [x.detach().clone() for x in tensors]
-        structure = Structure(self._own)
-        parts = split(self._call, operands, learned, self._samples)
-        if structure.now() != structure.settings:
-            raise RestlessError("its forward changes attributes of the module")
+        parts = split(self._call, operands, learned, self.samples)
+        if self._settled is not None:
+            self._settled()
         with torch.no_grad():
-            outputs = self._call(operands, self._samples[0])
+            outputs = self._call(operands, self.samples[0])
         empty = tuple(y[:0].detach().clone() for y in outputs)
-        cut = Cut(parts, len(self._samples[0]), empty, parts.alien)
+        cut = Cut(parts, len(self.samples[0]), empty, parts.alien)
         self._try(Program(cut, self._operands), parts)
         return cut
-
-    def _call(self, operands: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        if not isinstance(self._own, nn.Module):
-            return as_payload(self._own(*inputs))
-        named = dict(zip(self._operands.names, operands, strict=True))
-        return as_payload(
-            torch.func.functional_call(self._own, named, arguments(self._own, inputs))
-        )
 
     def _try(self, program: Program, parts: TraceSplit) -> None:
         """Rows forward at once, and backward in two goes and another order.
@@ -108,7 +157,7 @@ class _Derivation:
             GraphError: That is not what autograd says, or, where chance has a part, not what the
                 rows in one go say.
         """
-        inputs = self._samples[1]
+        inputs = self.samples[1]
         with torch.no_grad():
             outputs, residuals = program.forward(tuple(inputs))
             dys = tuple(torch.randn_like(y) if y.is_floating_point() else None for y in outputs)

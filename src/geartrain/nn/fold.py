@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 import torch
 from torch import Tensor, fx
@@ -32,6 +32,12 @@ Entry: TypeAlias = tuple[fx.Node, fx.Node, fx.Node, Columns, tuple[fx.Node, ...]
 def times_columns(d: Tensor, weight: Tensor, first: int, end: int) -> Tensor:
     """``d @ weight[:, first:end]``; d ``(n, out)``, weight ``(out, in)``."""
     return torch.mm(d, weight[:, first:end])
+
+
+def affine_columns(x: Tensor, weight: Tensor, bias: Tensor | None, first: int, end: int) -> Tensor:
+    """``x @ weight[:, first:end].T + bias``; weight ``(out, in)``."""
+    turned = weight[:, first:end].t()
+    return torch.mm(x, turned) if bias is None else torch.addmm(bias, x, turned)
 
 
 def looked_up(
@@ -55,6 +61,9 @@ def looked_up(
         found.append(torch.mm(rest, torch.cat([weight[:, a:b] for a, b in runs], 1).t()))
     total: Tensor = torch.stack(found).sum(0)
     return total
+
+
+_AFFINE: Final = (affine, affine_columns)
 
 
 @final
@@ -207,15 +216,16 @@ class Folding:
         return (source, (first, min(end, shape[1]))) if 0 <= first <= end else None
 
     def _is_product(self, x: fx.Node) -> bool:
-        return x.target is times and x.args[1] in self._operands
+        return x.target in (times, times_columns) and x.args[1] in self._operands
 
     def _looked_up(self, summand: Summand, leaf: fx.Node, columns: Columns | None) -> Summand:
         args: Any = leaf.args
         ids = summand.tensors[1]
         if self._is_product(leaf):
-            weight = self._operands.index(args[1])
-            tensors = args[0], ids
-            runs = None if columns is None else (columns,)
+            d, its, *own = args
+            weight, tensors = self._operands.index(its), (d, ids)
+            mine = tuple(own) if columns is None else _moved(columns, own)
+            runs = (mine,) if mine else None
         else:
             if columns is not None:
                 first, end = columns
@@ -236,7 +246,8 @@ class Folding:
         if summand.how != "product":
             return [summand]
         weight, (d, x) = self._operands[summand.operand], summand.tensors
-        pieces = self._pieces(x)
+        first = summand.columns[0][0] if summand.columns else 0
+        pieces = self._pieces(x, first)
         left = [p for p in pieces if not self._claimed(p, d, weight, claims)]
         if len(left) == len(pieces):
             return [summand]
@@ -264,12 +275,12 @@ class Folding:
             claim.weighs = True
         return bool(mine)
 
-    def _pieces(self, x: fx.Node) -> list[tuple[fx.Node, Columns]]:
-        """What lies side by side in x, and where."""
+    def _pieces(self, x: fx.Node, first: int = 0) -> list[tuple[fx.Node, Columns]]:
+        """What lies side by side in x, and where, if x begins there."""
         args: Any = x.args
         if x.target is not aten.cat.default or len(args) != 2 or args[1] not in (1, -1):
-            return [(x, (0, self._shapes[x][1]))]
-        found, first = [], 0
+            return [(x, (first, first + self._shapes[x][1]))]
+        found = []
         for y in args[0]:
             end = first + self._shapes[y][1]
             found.append((y, (first, end)))
@@ -363,7 +374,8 @@ class Folding:
         if x.target is aten.add.Tensor:
             both = self._narrowed(args[0], columns), self._narrowed(args[1], columns)
             return self._make(aten.add.Tensor, both, width)
-        return self._make(times_columns, (*args, *columns), width)
+        d, weight, *own = args
+        return self._make(times_columns, (d, weight, *_moved(columns, own)), width)
 
     # There.
 
@@ -379,7 +391,7 @@ class Folding:
         instead: dict[fx.Node, fx.Node] = {}
         live = _reached(roots)
         for x in list(self._graph.nodes):
-            if x in live and x.target is affine and (new := self._met(x)) is not None:
+            if x in live and x.target in _AFFINE and (new := self._met(x)) is not None:
                 x.replace_all_uses_with(new)
                 instead[x] = new
         for x in list(self._graph.nodes):
@@ -392,12 +404,12 @@ class Folding:
 
     def _met(self, x: fx.Node) -> fx.Node | None:
         args: Any = x.args
-        rows, weight, bias = args
+        rows, weight, bias, *columns_of_it = args
         if weight not in self._operands or not (bias is None or bias in self._operands):
             return None
         entries: list[Entry] = []
         rest: list[tuple[fx.Node, Columns]] = []
-        for piece, columns in self._pieces(rows):
+        for piece, columns in self._pieces(rows, *columns_of_it[:1]):
             tables = self._tables(piece)
             if tables is None:
                 rest.append((piece, columns))
@@ -424,16 +436,21 @@ class Folding:
             width = self._shapes[x][1]
             if other.target is looked_up:
                 return self._make(looked_up, (*args[:3], (*args[3], *entries)), width)
-            if other.target is affine and args[1] in self._operands:
-                rows, weight, bias = args
+            if other.target in _AFFINE and args[1] in self._operands:
+                rows, weight, bias, *own = args
                 if bias is not None and bias not in self._operands:
                     continue
                 if bias is not None:
                     first, *more = entries
                     entries = ((*first[:4], (*first[4], bias)), *more)
-                runs = ((0, self._shapes[rows][1]),)
+                runs = (_moved((0, self._shapes[rows][1]), own),)
                 return self._make(looked_up, (rows, weight, runs, tuple(entries)), width)
         return None
+
+
+def _moved(columns: Columns, own: Sequence[int]) -> Columns:
+    """Some columns of what is itself ``own`` columns of a weight, or all of it, as its own."""
+    return (own[0] + columns[0], own[0] + columns[1]) if own else columns
 
 
 def _reached(roots: Iterable[fx.Node]) -> set[fx.Node]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, cast, final
 
@@ -38,12 +38,32 @@ class Cut:
         inputs: How many it takes.
         outputs: Each with no row.
         private: Whether it reads tensors that belong to the one function that was traced.
+        hoists: What it was cut into once more, by the inputs that were known before the others;
+            None: nothing is to be gained.
     """
 
     parts: TraceSplit
     inputs: int
     outputs: tuple[Tensor, ...]
     private: bool
+    hoists: dict[frozenset[int], HoistedCuts | None] = field(default_factory=dict, compare=False)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HoistedCuts:
+    """One program as two: what some inputs decide, and the rest.
+
+    Args:
+        early: Of some inputs; its outputs are the first inputs of the other.
+        late: Of those and of other inputs.
+        early_reads, late_reads: Which of the inputs.
+    """
+
+    early: Cut
+    late: Cut
+    early_reads: tuple[int, ...]
+    late_reads: tuple[int, ...]
 
 
 @final
@@ -117,7 +137,7 @@ class Program(AbstractKernel):
     """
 
     def __init__(self, cut: Cut, operands: Operands, *, fused: bool = True) -> None:
-        self._parts, self._operands = cut.parts, operands
+        self.cut, self._parts, self.operands = cut, cut.parts, operands
         self._inputs, self._empty = cut.inputs, cut.outputs
         self._pair = cut.parts.fused if fused else None
         self._packed = PackedWeights()
@@ -143,7 +163,7 @@ class Program(AbstractKernel):
     def forward(
         self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
     ) -> tuple[Payload, Payload]:
-        n, operands = inputs[0].shape[0], self._operands.tensors()
+        n, operands = inputs[0].shape[0], self.operands.tensors()
         pair = self._pair
         if pair is not None and available(pair.dtype):
             there = pair.forward_of(self._packed.expects(n) if pair.folded else 0)
@@ -170,7 +190,7 @@ class Program(AbstractKernel):
         came, dys = self._tangents(gradients)
         if not came:
             return (None,) * self._inputs
-        n, operands = dys[0].shape[0], self._operands.tensors()
+        n, operands = dys[0].shape[0], self.operands.tensors()
         if into.of_several and self.terms.by_update:
             return Programs((self,)).backward(gradients, gathered(kept, rows), [n], [into])
         pair = self._pair
@@ -193,7 +213,7 @@ class Program(AbstractKernel):
             form = self._forms[there] = CallForm(
                 there.form,
                 pair.backward.form,
-                len(self._operands.names),
+                len(self.operands.names),
                 self._inputs,
                 self._empty,
                 parts.tangents,
@@ -209,13 +229,13 @@ class Program(AbstractKernel):
     def _addresses(self, there: Routine, forward: bool) -> list[int]:
         """Those of operands by slot, for the length of a firing."""
         routine = there if forward else self.pair.backward
-        return self._packed.of(routine, self._operands.tensors())[0]
+        return self._packed.of(routine, self.operands.tensors())[0]
 
     def _learn_listed(self, found: Sequence[Any], outputs: int, n: int, into: GradientSum) -> None:
         """Add what the backward of n rows has found."""
         tangents = self._parts.tangents
         came = frozenset(k for k, j in enumerate(tangents) if outputs >> j & 1)
-        self._learn(tuple(found), came, n, self._operands.tensors(), into)
+        self._learn(tuple(found), came, n, self.operands.tensors(), into)
 
     def _tangents(self, gradients: Gradient) -> tuple[frozenset[int], list[Tensor]]:
         """Which of them came, and all with zeros in place of the others, if any came."""
@@ -281,12 +301,12 @@ class Program(AbstractKernel):
 
     def _alike(self, other: Program) -> bool:
         """Whether rows of both can be computed side by side."""
-        mine, its, pair, n = self._parts, other._parts, self._pair, len(self._operands.names)
+        mine, its, pair, n = self._parts, other._parts, self._pair, len(self.operands.names)
         if pair is None or other._pair is None or not available(pair.dtype):
             return False
         return (
             (mine.outputs, mine.tangents, self._inputs, n)
-            == (its.outputs, its.tangents, other._inputs, len(other._operands.names))
+            == (its.outputs, its.tangents, other._inputs, len(other.operands.names))
             and mine.gradients == its.gradients
             and pair.forward.alike(other._pair.forward)
             and pair.backward.alike(other._pair.backward)
@@ -298,7 +318,7 @@ class Program(AbstractKernel):
 
     def add_all(self, found: Sequence[Payload], into: GradientSum) -> None:
         """Add the products and sums of several calls."""
-        operands = self._operands.tensors()
+        operands = self.operands.tensors()
         for term in self.terms.later:
             parameter, k = cast(nn.Parameter, operands[term.operand]), term.first
             if term.how == "sum":
@@ -322,7 +342,7 @@ class Program(AbstractKernel):
             or known.weight is not weight
             or known.bias is not bias
         ):
-            sparse = self._operands.sparse[term.operand]
+            sparse = self.operands.sparse[term.operand]
             known = self._lookups[term] = Lookup(
                 table, weight, term.weighs, bias, term.columns, term.padding, sparse
             )
@@ -348,7 +368,7 @@ class Program(AbstractKernel):
             if term.padding >= 0:
                 learns = ids != term.padding
                 rows, ids = rows[learns], ids[learns]
-            if self._operands.sparse[term.operand]:
+            if self.operands.sparse[term.operand]:
                 into.add_rows(parameter, ids.long(), rows)
             else:
                 into.add_at(parameter, ids, rows)
@@ -376,7 +396,7 @@ class Programs(AbstractKernels):
         results = run_together(
             there,
             sizes,
-            [p._operands.tensors() for p in self._programs],
+            [p.operands.tensors() for p in self._programs],
             [*inputs, *seeds],
             [p._packed for p in self._programs],
         )
@@ -394,7 +414,7 @@ class Programs(AbstractKernels):
         came, dys = first._tangents(gradients)
         if not came:
             return (None,) * first._inputs
-        operands = [p._operands.tensors() for p in self._programs]
+        operands = [p.operands.tensors() for p in self._programs]
         if first.terms.by_update and any(each.of_several for each in into):
             return self._back_by_update(came, [*kept, *dys], sizes, operands, into)
         found = run_together(

@@ -6,9 +6,8 @@
                     └─► backward  what does, and what is known without inputs ─► gradients
 
 ``torch.func.vjp`` under ``functionalize``, recorded, gives the joint graph: documented functions of
-torch that exist since 2.0, while the compilers' own partitioners and symbolic shapes
-are internal and change. Two traces with plain numbers instead of one with symbols need no guards,
-and what is not a multiple of the number of rows is refused instead of specialised.
+torch that exist since 2.0, while the compilers' own partitioners and symbolic shapes are internal
+and change.
 
 What the backward reads of the forward are *residuals*, and each must have one row for each row.
 What it can make of weights alone it makes of the weights of now: the mixed view of
@@ -27,9 +26,9 @@ import torch
 from torch import Tensor, fx
 
 from geartrain.errors import GraphError
-from geartrain.nn.draws import drawn
+from geartrain.nn.counted import SIZES, VIEWS, CountedGraph
 from geartrain.nn.emit import emit
-from geartrain.nn.fold import Folding, Summand
+from geartrain.nn.fold import Columns, Folding, Summand, affine_columns, times_columns
 from geartrain.nn.fused import Pair
 from geartrain.nn.places import Like
 from geartrain.nn.record import Trace, draws, record
@@ -42,13 +41,8 @@ aten = torch.ops.aten
 Function: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
 """Outputs of operands and inputs."""
 
-SIZES = (3, 5)
-"""Numbers of rows that are traced."""
-
-_SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
-_VIEWS = {aten.view.default, aten._unsafe_view.default}
 _CHEAP = {
-    *_VIEWS,
+    *VIEWS,
     aten.t.default,
     aten.transpose.int,
     aten.permute.default,
@@ -188,18 +182,6 @@ def _selected(all_: Sequence[Tensor], which: Sequence[bool]) -> list[Tensor]:
     return [x for x, yes in zip(all_, which, strict=True) if yes]
 
 
-def needed_by(roots: Iterable[fx.Node], made: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
-    """What roots are computed from, and they, as far as it has not been made."""
-    needed: set[fx.Node] = set()
-    waiting = list(roots)
-    while waiting:
-        x = waiting.pop()
-        if x not in made and x not in needed:
-            needed.add(x)
-            waiting += x.all_input_nodes
-    return needed
-
-
 @final
 class _Cut:
     """One joint graph on its way to two.
@@ -216,24 +198,14 @@ class _Cut:
         outputs: int,
         tangents: tuple[int, ...],
     ) -> None:
-        small, large = traces
-        self._constants, self._graph = small.constants, small.graph
-        self._alien = small.alien or large.alien
+        self._all = whole = CountedGraph(traces, operands, inputs)
+        whole.number_draws()
+        self._graph, self._constants, self._n = whole.graph, whole.constants, whole.n
         self._outputs, self._of_output = outputs, tangents
-        places = [x for x in self._graph.nodes if x.op == "placeholder"]
-        self._operands, self._inputs = places[:operands], places[operands : operands + inputs]
-        self._tangents = places[operands + inputs :]
-        self._shapes = dict(small.shapes)
-        self._large = _twins(self._graph, large.graph)
-        self._rows: dict[fx.Node, int] = {}
-        self._axis: dict[fx.Node, int] = {}
+        self._operands, self._inputs = whole.operands, whole.inputs
+        self._tangents = whole.others
+        self._shapes, self._rows, self._axis = whole.shapes, whole.rows, whole.axis
         self._apart: dict[fx.Node, fx.Node] = {}
-        for x, y in self._large.items():
-            if x in small.shapes and y in large.shapes:
-                self._note_rows(x, small.shapes[x], large.shapes[y])
-        self._merge(large.constants)
-        self._simplify()
-        self._number_draws()
         self._mark()
         self._use_products()
         for x in self._graph.nodes:
@@ -244,10 +216,10 @@ class _Cut:
 
     def split(self, learned: Sequence[int], wanted: Sequence[int]) -> TraceSplit:
         """``learned`` operands and ``wanted`` inputs are those that were differentiated."""
-        results = self._results()
+        results = self._all.results()
         outputs, answers = results[: self._outputs], results[self._outputs :]
         for y in outputs:
-            if not self._whole(y):
+            if not self._all.is_whole(y):
                 raise GraphError(f"an output has shape {self._shapes.get(y)} of {SIZES[0]} rows")
         self._wanted = len(wanted)
         gradients = {
@@ -270,13 +242,13 @@ class _Cut:
             gradients,
             terms,
             any(draws(x) for x in self._graph.nodes),
-            self._alien,
+            self._all.alien,
         )
         return replace(done, fused=self._fused(summands))
 
     def _roots(self, summands: Sequence[Summand]) -> tuple[list[fx.Node], tuple[Term, ...]]:
         """What the backward is to find: gradients of inputs, then what the terms need."""
-        answers = self._results()[self._outputs :]
+        answers = self._all.results()[self._outputs :]
         roots = [d for d in answers[len(answers) - self._wanted :] if self._of[d]]
         terms = []
         for summand in summands:
@@ -291,15 +263,15 @@ class _Cut:
         )
         summands = folding.back(summands)
         roots, terms = self._roots(summands)
-        folding.narrow([*self._results()[: self._outputs], *roots])
+        folding.narrow([*self._all.results()[: self._outputs], *roots])
         roots, terms = self._roots(summands)
         kept = self._residuals(roots)
-        forward = self._forward(self._results()[: self._outputs], kept)
+        forward = self._forward(self._all.results()[: self._outputs], kept)
         backward = self._backward(roots, kept)
-        instead = folding.there([*self._results()[: self._outputs], *kept])
+        instead = folding.there([*self._all.results()[: self._outputs], *kept])
         folded = None
         if instead:
-            outputs = self._results()[: self._outputs]
+            outputs = self._all.results()[: self._outputs]
             folded = self._forward(outputs, [instead.get(x, x) for x in kept])
         operands = len(self._operands)
         return fuse(forward, backward, operands, self._outputs, terms, folded)
@@ -320,8 +292,8 @@ class _Cut:
         return x
 
     def _forward(self, outputs: Sequence[fx.Node], kept: Sequence[fx.Node]) -> fx.Graph:
-        graph, made = self._begun(self._inputs)
-        self._copy([*outputs, *kept], graph, made)
+        graph, made = self._all.begun(self._inputs)
+        self._all.copy([*outputs, *kept], graph, made)
         found = [made[y] for y in outputs]
         for x in kept:
             y = made[x]
@@ -331,10 +303,10 @@ class _Cut:
             elif self._axis[x]:
                 y = graph.call_function(torch.movedim, (y, self._axis[x], 0))
             found.append(y)
-        return self._finished(graph, found)
+        return _finished(graph, found)
 
     def _backward(self, roots: Sequence[fx.Node], kept: Sequence[fx.Node]) -> fx.Graph:
-        graph, made = self._begun([*kept, *self._tangents])
+        graph, made = self._all.begun([*kept, *self._tangents])
         for x in kept:
             if self._rows[x] != 1:
                 made[x] = graph.call_function(torch.flatten, (made[x], 0, 1))
@@ -344,106 +316,8 @@ class _Cut:
             shape: list[Any] = list(self._shapes[x])
             shape[self._axis[x]] = graph.call_function(operator.mul, (made[self._n], self._rows[x]))
             made[x] = graph.call_function(aten.reshape.default, (made[view], shape))
-        self._copy(roots, graph, made)
-        return self._finished(graph, [made[d] for d in roots])
-
-    def _begun(self, given: Sequence[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-        """A graph of n and the operands, then ``given``."""
-        graph = fx.Graph()
-        made = {}
-        for k, x in enumerate([self._n, *self._operands, *given]):
-            made[x] = graph.placeholder(f"given_{k}")
-            made[x].meta.update(x.meta)
-        return graph, made
-
-    def _copy(
-        self, roots: Sequence[fx.Node], graph: fx.Graph, made: dict[fx.Node, fx.Node]
-    ) -> None:
-        needed = needed_by(roots, made)
-        for x in self._graph.nodes:
-            if x in needed:
-                made[x] = graph.node_copy(x, made.__getitem__)
-                if x.target in _VIEWS:  # what is kept is contiguous, whatever it was
-                    made[x].target = aten.reshape.default
-
-    def _finished(self, graph: fx.Graph, results: Sequence[fx.Node]) -> fx.Graph:
-        graph.output(tuple(results))
-        return graph
-
-    def _results(self) -> list[fx.Node]:
-        (results,) = next(iter(reversed(self._graph.nodes))).args
-        return list(cast("Sequence[fx.Node]", results))
-
-    def _note_rows(self, x: fx.Node, small: tuple[int, ...], large: tuple[int, ...]) -> None:
-        """How many rows a tensor has for each row, and along which of its axes."""
-        differs = [k for k, (a, b) in enumerate(zip(small, large, strict=False)) if a != b]
-        if len(small) == len(large) and len(differs) == 1:
-            (axis,) = differs
-            if small[axis] * SIZES[1] == large[axis] * SIZES[0]:
-                self._rows[x], self._axis[x] = small[axis] // SIZES[0], axis
-
-    def _whole(self, x: fx.Node | None) -> bool:
-        """Whether x has one row for each row, first axis."""
-        return x is not None and self._rows.get(x) == 1 and self._axis[x] == 0
-
-    def _many(self, x: fx.Node) -> bool:
-        """Whether x has rows, one or several for each, first axis."""
-        return x in self._rows and self._axis[x] == 0
-
-    def _merge(self, large: Mapping[str, Tensor]) -> None:
-        """Let the small graph count rows: what differs in the large one is a multiple of them."""
-        first = next(iter(self._graph.nodes))
-        with self._graph.inserting_before(first):
-            self._n = self._graph.placeholder("rows")
-        multiples: dict[int, fx.Node] = {1: self._n}
-        for x, y in self._large.items():
-            if x.op == "get_attr":
-                _refuse_constant(self._constants[str(x.target)], large[str(y.target)])
-            x.args = self._merged(x.args, y.args, multiples)
-            x.kwargs = self._merged(x.kwargs, y.kwargs, multiples)
-
-    def _merged(self, a: Any, b: Any, multiples: dict[int, fx.Node]) -> Any:
-        if isinstance(a, fx.Node):
-            if self._large.get(a) is b:
-                return a
-        elif isinstance(a, (tuple, list)) and len(a) == len(b):
-            found = [self._merged(x, y, multiples) for x, y in zip(a, b, strict=True)]
-            return tuple(found) if isinstance(a, tuple) else found
-        elif isinstance(a, dict) and a.keys() == b.keys():
-            return {name: self._merged(x, b[name], multiples) for name, x in a.items()}
-        elif a == b:
-            return a
-        elif type(a) is type(b) is int and a * SIZES[1] == b * SIZES[0]:
-            times_ = a // SIZES[0]
-            if times_ not in multiples:
-                with self._graph.inserting_after(self._n):
-                    multiples[times_] = self._graph.call_function(operator.mul, (self._n, times_))
-            return multiples[times_]
-        raise GraphError(f"it computes with {a} for {SIZES[0]} rows and with {b} for {SIZES[1]}")
-
-    def _simplify(self) -> None:
-        """Without copies of inputs, tensors under another name, and what is turned twice."""
-        for x in list(self._graph.nodes):
-            args: Any = x.args
-            same = x.target in _SAME or (
-                x.target is aten.clone.default and args[0] in self._inputs and not x.kwargs
-            )
-            twice = x.target is aten.t.default and args[0].target is aten.t.default
-            if same or twice:
-                x.replace_all_uses_with(args[0].args[0] if twice else args[0])
-                self._graph.erase_node(x)
-
-    def _number_draws(self) -> None:
-        """What is drawn for each row has a number, and follows from that and the row's seed."""
-        number = 0
-        for x in self._graph.nodes:
-            usual = x.target is aten.bernoulli.p and not x.kwargs and "dtype" in x.meta
-            if usual and self._whole(x):
-                args: Any = x.args
-                tail = tuple(self._shapes[x][1:])
-                x.args = (self._n, tail, float(args[1]), number, x.meta["dtype"])
-                x.target = drawn
-                number += 1
+        self._all.copy(roots, graph, made)
+        return _finished(graph, [made[d] for d in roots])
 
     def _mark(self) -> None:
         self._of: dict[fx.Node, frozenset[int]] = {}
@@ -469,10 +343,21 @@ class _Cut:
             if weight.target is aten.t.default:
                 if bias and (bias[0] in self._here or len(self._shapes[bias[0]]) != 1):
                     continue
-                x.args = (rows, weight.args[0], bias[0] if bias else None)
-                x.target = affine
+                of, columns = self._columns_of(weight.args[0])
+                x.args = (rows, of, bias[0] if bias else None, *columns)
+                x.target = affine_columns if columns else affine
             elif not bias:
-                x.target = times
+                of, columns = self._columns_of(weight)
+                x.args = (rows, of, *columns)
+                x.target = times_columns if columns else times
+
+    def _columns_of(self, weight: fx.Node) -> tuple[fx.Node, Columns | tuple[()]]:
+        """Of what operand a weight is some columns, and which; else itself."""
+        args: Any = weight.args
+        if weight.target is not aten.slice.Tensor or args[0] not in self._operands:
+            return weight, ()
+        columns = _sliced(args[1:], self._shapes[args[0]])
+        return (weight, ()) if columns is None else (args[0], columns)
 
     def _terms(
         self, k: int, d: fx.Node, shape: tuple[int, ...], turned: bool = False
@@ -487,6 +372,8 @@ class _Cut:
             yield from self._terms(k, args[1], shape, turned)
         elif target is aten.t.default and args[0].target in (aten.mm.default, aten.add.Tensor):
             yield from self._terms(k, args[0], shape, not turned)
+        elif target is aten.slice_backward.default and (some := self._of_columns(k, d, turned)):
+            yield from some
         elif target is aten.mm.default and (pair := self._pair(args, turned)):
             yield Summand(k, "product", pair, of)
         elif (rows := self._summed(d)) is not None and len(shape) == 1:
@@ -503,13 +390,24 @@ class _Cut:
         else:
             yield Summand(k, "value", (d,), of)
 
+    def _of_columns(self, k: int, d: fx.Node, turned: bool) -> list[Summand]:
+        """The summands of some columns of a weight's gradient, if they are products."""
+        inner, shape, *how = cast("Any", d.args)
+        columns = None if turned else _sliced(how, shape)
+        if columns is None:
+            return []
+        found = list(self._terms(k, inner, (shape[0], columns[1] - columns[0])))
+        if any(each.how != "product" or each.columns is not None for each in found):
+            return []
+        return [replace(each, columns=(columns,)) for each in found]
+
     def _alike(self, d: fx.Node, args: Sequence[Any]) -> bool:
         return all(isinstance(x, fx.Node) and self._shapes[x] == self._shapes[d] for x in args)
 
     def _pair(self, args: Sequence[Any], turned: bool) -> tuple[fx.Node, fx.Node] | None:
         """l and r with lᵀ r the product, or its transpose, if they have rows."""
         left, right = args
-        if left.target is not aten.t.default or not self._many(right):
+        if left.target is not aten.t.default or not self._all.is_many(right):
             return None
         return (right, left.args[0]) if turned else (left.args[0], right)
 
@@ -521,7 +419,7 @@ class _Cut:
         if d.target is not aten.sum.dim_IntList or list(args[1]) != [0]:
             return None
         rows: fx.Node = args[0]
-        return rows if self._many(rows) and len(self._shapes[rows]) == 2 else None
+        return rows if self._all.is_many(rows) and len(self._shapes[rows]) == 2 else None
 
     def _residuals(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
         """What the forward must keep, inputs first."""
@@ -532,7 +430,7 @@ class _Cut:
         kept: dict[fx.Node, None] = {}
         for base, parts in views.items():
             # Of a product that is read in part, that part.
-            less = base not in self._inputs and self._whole(base)
+            less = base not in self._inputs and self._all.is_whole(base)
             less = less and sum(map(self._size, parts)) < self._size(base)
             kept |= parts if less else {base: None}
         for x in reversed(self._graph.nodes):
@@ -542,7 +440,7 @@ class _Cut:
 
     def _smallest(self, x: fx.Node) -> fx.Node:
         """Of x and what it is a view of, what has fewest numbers, of those with rows first."""
-        found = [y for y in self._chain(x) if self._whole(y)]
+        found = [y for y in self._chain(x) if self._all.is_whole(y)]
         return min(found, key=self._size, default=x)
 
     def _size(self, x: fx.Node) -> int:
@@ -554,7 +452,7 @@ class _Cut:
         if x.target is aten.embedding.default:  # of weights, which are those of now
             args: Any = x.args
             return args[0] in self._operands and args[1] in others
-        if x.target not in _PASSES or not self._whole(x):
+        if x.target not in _PASSES or not self._all.is_whole(x):
             return False
         return all(
             source in self._here and any(y in others for y in self._chain(source))
@@ -590,15 +488,15 @@ class _Cut:
         trial of the programs tells.
         """
         chain = self._chain(x)
-        for wanted in (self._whole, lambda y: self._rows.get(y) == 1):
+        for wanted in (self._all.is_whole, lambda y: self._rows.get(y) == 1):
             if found := [y for y in chain if wanted(y)]:
                 return found[-1]
         for y in chain:
             for view in y.users if y in self._rows else ():
-                if view.target in _VIEWS and self._rows.get(view) == 1:
+                if view.target in VIEWS and self._rows.get(view) == 1:
                     self._apart[y] = view
                     return view
-        if self._many(x):
+        if self._all.is_many(x):
             return x
         raise GraphError(
             f"its gradient needs {x.target} of shape {self._shapes.get(x)} of {SIZES[0]} rows, "
@@ -606,19 +504,18 @@ class _Cut:
         )
 
 
-def _twins(small: fx.Graph, large: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """The nodes of two graphs, side by side."""
-    pairs = list(zip(small.nodes, large.nodes, strict=False))
-    for x, y in pairs:
-        if x.op != y.op or (x.target != y.target and x.op == "call_function"):
-            raise GraphError(
-                f"it computes {x.target} for {SIZES[0]} rows and {y.target} for {SIZES[1]}"
-            )
-    if len(small.nodes) != len(large.nodes):
-        raise GraphError(f"it computes otherwise for {SIZES[0]} rows than for {SIZES[1]}")
-    return dict(pairs)
+def _finished(graph: fx.Graph, results: Sequence[fx.Node]) -> fx.Graph:
+    graph.output(tuple(results))
+    return graph
 
 
-def _refuse_constant(small: Tensor, large: Tensor) -> None:
-    if small is not large and (small.shape != large.shape or not torch.equal(small, large)):
-        raise GraphError("it makes a tensor whose values depend on the number of rows")
+def _sliced(args: Sequence[Any], shape: Sequence[int]) -> Columns | None:
+    """Which columns of a matrix are left where an axis of it is cut; None: it is another axis."""
+    given = [*args, *[0, 0, shape[-1], 1][len(args) :]]
+    axis, first, end, step = given
+    if len(shape) != 2 or axis not in (1, -1) or step != 1:
+        return None
+    if not (isinstance(first, int) and isinstance(end, int)) or first < 0:
+        return None
+    end = min(end if end >= 0 else end + shape[1], shape[1])
+    return (first, end) if first < end else None

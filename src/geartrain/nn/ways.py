@@ -14,7 +14,7 @@ from torch import fx
 from geartrain.native.fused import At, Op
 from geartrain.nn.draws import drawn
 from geartrain.nn.entries import NUMBERED, NUMBERS, ONE, TWO
-from geartrain.nn.fold import looked_up, times_columns
+from geartrain.nn.fold import affine_columns, looked_up, times_columns
 from geartrain.nn.places import Like, Places, Refused, Value, like_of
 from geartrain.nodes.products import affine, times
 
@@ -70,6 +70,12 @@ def _product(
         raise Refused
     out = places.values[x] = places.out(x)
     places.add(Op.PRODUCT, out, rows.at, weight, bias, many=depth)
+
+
+def _columns(x: fx.Node) -> tuple[int, int]:
+    """Which columns of a weight a product reads, as its last arguments say."""
+    first, end = cast("Sequence[int]", x.args[-2:])
+    return first, end
 
 
 def _looked_up(places: Places, x: fx.Node) -> None:
@@ -493,9 +499,8 @@ SHARING: Final = {*VIEWS, aten.expand.default}
 _WAYS: Final[Mapping[Any, _Way]] = {
     affine: lambda places, x: _product(places, x, turned=False),
     times: lambda places, x: _product(places, x, turned=True),
-    times_columns: lambda places, x: _product(
-        places, x, turned=True, columns=(int(cast(int, x.args[2])), int(cast(int, x.args[3])))
-    ),
+    affine_columns: lambda places, x: _product(places, x, turned=False, columns=_columns(x)),
+    times_columns: lambda places, x: _product(places, x, turned=True, columns=_columns(x)),
     looked_up: _looked_up,
     aten.embedding.default: _embed,
     drawn: _draw,

@@ -16,6 +16,7 @@ from torch import fx
 
 from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
+from geartrain.nn.counted import needed_by
 from geartrain.nn.emit import emit
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.drafts import needed, together
@@ -32,7 +33,6 @@ from geartrain.nn.ragged.values import (
     DraftStep,
     RaggedValue,
 )
-from geartrain.nn.split import needed_by
 
 aten = torch.ops.aten
 How: TypeAlias = Literal["product", "sum", "rows"]

@@ -50,6 +50,11 @@ class LoopKernels:
         self._twins: dict[int, AbstractKernel] = {}
         self._traced: set[int] = set()
 
+    def add(self) -> None:
+        """The modules have become one more, of which nothing is to be found out."""
+        self.dry_runs.append(None)
+        self.may_pick.append(False)
+
     def _is_tried(self, number: int) -> bool:
         return self.dry_runs[number] is None and not self.may_pick[number]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Final, final
 
 from geartrain.native.heap import LATER_S, SOON_S, heap
 from geartrain.nodes.loop.buffers import FiringTensors
+from geartrain.nodes.loop.hoisting import Hoists
 from geartrain.nodes.loop.kernels import LoopKernels
 from geartrain.nodes.loop.native import STORES, NativeCalls
 from geartrain.nodes.loop.plan import LoopPlan
@@ -24,7 +24,7 @@ class Listing:
     """That of one loop.
 
     Args:
-        inner: Its modules.
+        inner: Its modules; gets those that are called in two.
         kernels: Theirs.
         ahead: Whether its firings are planned before anything is computed.
 
@@ -32,12 +32,13 @@ class Listing:
         firings: In which C has made calls.
     """
 
-    def __init__(self, inner: Sequence[Inner], kernels: LoopKernels, *, ahead: bool) -> None:
+    def __init__(self, inner: list[Inner], kernels: LoopKernels, *, ahead: bool) -> None:
         self._inner, self._kernels, self._ahead = inner, kernels, ahead
         # Of the last firing, rows for each instance: by value, and by module.
         self._places: dict[int, float] = {}
         self._rows: dict[int, float] = {}
         self._tables: Tables | None = None
+        self._hoists: Hoists | None = None
         self.firings = 0
         self._by_itself: int | None = None  # calls of the last turn that C has not made
 
@@ -63,8 +64,11 @@ class Listing:
     def tensors(self, plan: LoopPlan, instances: int) -> FiringTensors:
         """For a turn of so many instances."""
         values = len(plan.numbers.counts)
+        if self._hoists is None:
+            self._hoists = Hoists(self._inner, self._kernels, values)
         if self._tables is None:
-            self._tables = Tables(len(self._inner) + STORES, values)
+            most = self._hoists.most
+            self._tables = Tables(most + STORES, values + most)
         if self._ahead:
             return FiringTensors(plan.numbers)
         many = instances * _SPARE
@@ -75,6 +79,7 @@ class Listing:
         """The calls of a turn that begins."""
         self.firings += 1
         assert self._tables is not None
+        assert self._hoists is not None
         able = [
             self._kernels.known(number) and (_is_plain(each) or self._has_program(each))
             for number, each in enumerate(self._inner)
@@ -82,7 +87,9 @@ class Listing:
         many = turn.slots.size * _SPARE
         expected = {k: int(share * many) for k, share in self._rows.items()}
         chosen = partial(self._kernels.programmed, turn)
-        return NativeCalls(turn, held, self._tables, self._inner, able, chosen, expected)
+        return NativeCalls(
+            turn, held, self._tables, self._inner, able, chosen, expected, self._hoists
+        )
 
     def tidy(self, turn: Turn) -> None:
         """A turn has come back: where fewer of its calls were made one by one than of the turn

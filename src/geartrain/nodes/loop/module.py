@@ -54,6 +54,11 @@ class TurnModule:
         """Its part, or None."""
         return None if self.inner is None else self.inner.weights
 
+    @property
+    def counts(self) -> bool:
+        """Whether its rows are gradient rows of its part."""
+        return self.inner is None or self.inner.counts
+
     def accepts(self, rows: RowNumbers, lengths: IntArray | None) -> bool:
         """Whether C can call it with these rows next."""
         return lengths is None

@@ -28,6 +28,7 @@ from geartrain.nodes.call import read_columns
 from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.buffers import FiringTensors
+from geartrain.nodes.loop.hoisting import Hoists, call_in_two, shared_rows
 from geartrain.nodes.loop.module import NativeKept, TurnModule
 from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, StoreStage, joined
 from geartrain.nodes.loop.reads import Read, ReadTensor
@@ -78,6 +79,7 @@ class NativeCalls:
         able: Of each whether it may be called so.
         chosen: Gives their kernels.
         expected: By module, how many rows it is expected to have, where that is not planned.
+        hoists: Modules of the loop that are called in two.
     """
 
     def __init__(
@@ -86,12 +88,14 @@ class NativeCalls:
         held: FiringTensors,
         tables: Tables,
         inner: Sequence[Inner],
-        able: Sequence[bool],
+        able: list[bool],
         chosen: Chosen,
         expected: Mapping[int, int],
+        hoists: Hoists,
     ) -> None:
         self._turn, self._held, self._tables, self._inner = turn, held, tables, inner
         self._able, self._chosen, self._expected = able, chosen, expected
+        self._hoists = hoists
         self._modules: dict[int, AnyModule | None] = {}
         self._given_up: set[int] = set()
         self._stores: dict[int, int] = {}
@@ -99,7 +103,7 @@ class NativeCalls:
         self._at_records = 0
         self._pool, self._at_pool, self._used = np.empty(0, np.int64), 0, 0
         self._alive: list[Any] = []
-        self._planned: dict[int, list[int]] = {}
+        self._planned: dict[int, IntArray] = {}
         self._dtype: torch.dtype | None = None
         self._width = 1  # of the payload of what was looked at last
         self._room: Tensor | None = None
@@ -119,13 +123,13 @@ class NativeCalls:
             return self._able[stage.number] and (bundles or (called.lengths is None and not inside))
         if called.lengths is not None:
             return False
-        return self._number(stage) < len(self._inner) + STORES
+        return self._number(stage) < self._hoists.most + STORES
 
     def _number(self, stage: Stage) -> int:
         """Of a module; copies have numbers behind those."""
         if isinstance(stage, CallStage):
             return stage.number
-        return len(self._inner) + self._stores.setdefault(id(stage), len(self._stores))
+        return self._hoists.most + self._stores.setdefault(id(stage), len(self._stores))
 
     def _made_of(self, stage: Stage, rows: RowNumbers) -> list[ReadTensor] | None:
         """What the arguments are made of that rows bring to a module; None: C cannot be told."""
@@ -217,9 +221,11 @@ class NativeCalls:
         found = self._turn.plan.calls
         self._records = np.zeros((len(found), calls.CALL_WORDS), np.int64)
         self._at_records = pointer(self._records)
+        planned: dict[int, list[int]] = {}
         for number, called in enumerate(found):
             if self._may(called):
-                self._planned.setdefault(self._number(called.stage), []).append(number)
+                planned.setdefault(self._number(called.stage), []).append(number)
+        self._planned = {k: np.array(each) for k, each in planned.items()}
 
     def forward(self, number: int) -> int:
         """Make the calls from this one on that C can make, of those that are planned.
@@ -228,7 +234,7 @@ class NativeCalls:
             The call after them.
         """
         found, end = self._turn.plan.calls, number
-        while end < len(found) and self._is_ready(found[end]):
+        while end < len(found) and self._is_ready(end):
             end += 1
         if end > number:
             end = self._make(number, end)
@@ -240,37 +246,75 @@ class NativeCalls:
                 kept.append(NativeKept(module, held, begin, into, n))
         return end
 
-    def _is_ready(self, called: Called) -> bool:
+    def _is_ready(self, number: int) -> bool:
+        """Whether C can make a call; its module is bound, with which another may take its place."""
+        called = self._turn.plan.calls[number]
         if not self._may(called):
             return False
-        number = self._number(called.stage)
-        if number not in self._modules:
-            self._modules[number] = self._bind(called.stage, self._planned[number])
-        return self._modules[number] is not None and number not in self._given_up
+        k = self._number(called.stage)
+        if k not in self._modules:
+            self._bind(called.stage, self._planned[k])
+            if k not in self._modules:
+                return self._is_ready(number)
+        return self._modules[k] is not None and k not in self._given_up
 
-    def _bind(self, stage: Stage, numbers: Sequence[int]) -> AnyModule | None:
-        """A module with all of its calls; None: C cannot make them."""
-        found = [self._turn.plan.calls[number] for number in numbers]
+    def _bind(self, stage: Stage, numbers: IntArray) -> None:
+        """Find out how C makes all calls of a module, None if it cannot; or have other modules
+        called in its place."""
+        k, found = self._number(stage), [self._turn.plan.calls[n] for n in numbers.tolist()]
         rows = joined([called.rows for called in found])
         tensors = self._made_of(stage, rows)
         if tensors is None:
-            return None
+            self._modules[k] = None
+            return
         columns = self._columns(stage, rows)
+        if self._hoist(stage, numbers, rows, tensors, columns):
+            return
         module = self._shaped(stage, tensors, columns, len(rows))
-        if module is None:
-            return None
-        if not module.accepts(rows, stage.source.lengths(self._turn.plan.numbers, rows.numbers)):
-            return None
+        lengths = stage.source.lengths(self._turn.plan.numbers, rows.numbers)
+        if module is None or not module.accepts(rows, lengths):
+            self._modules[k] = None
+            return
+        self._modules[k] = module
         module.reserve(0, len(rows))
         module.add(rows, columns)
         module.place(self._held)
         self._enlist(module, numbers, found, tensors)
-        return module
+
+    def _hoist(
+        self,
+        stage: Stage,
+        numbers: IntArray,
+        rows: RowNumbers,
+        tensors: Sequence[ReadTensor],
+        columns: Sequence[Tensor],
+    ) -> bool:
+        """Have a module called in two where that is less work; whether it is."""
+        plan, hoists = self._turn.plan, self._hoists
+        if not isinstance(stage, CallStage) or not hoists.may(stage.number):
+            return False
+        shared = shared_rows(tensors, plan.numbers.counts)
+        if shared is None or any(plan.calls[n].together is not None for n in numbers.tolist()):
+            return False
+        self._inner[stage.number].width = self._width
+        samples = self._tables.samples(stage.number, tensors, columns)
+        kernel = self._chosen(stage.number, samples)
+        module = None if kernel is None else hoists.find(stage, kernel, shared, samples)
+        if module is None:
+            return False
+        now, made = call_in_two(module, shared, plan, numbers, rows)
+        self._able += [True] * (len(self._inner) - len(self._able))
+        before, self._records = self._records, np.zeros((len(plan.calls), calls.CALL_WORDS), int)
+        self._records[now[:-1]] = before
+        self._at_records = pointer(self._records)
+        self._planned = {k: now[each] for k, each in self._planned.items()}
+        self._planned |= made
+        return True
 
     def _enlist(
         self,
         module: AnyModule,
-        numbers: Sequence[int],
+        numbers: IntArray,
         found: Sequence[Called],
         tensors: Sequence[ReadTensor],
     ) -> None:

@@ -117,9 +117,9 @@ class LoopNode(AbstractNode):
             self.loss_name = "', '".join(each.objective.name for each in losses)
         self._ahead = ahead
         self._tensors = FiringTensors if ahead and gathers else TapeTensors
-        self._door, self.planner, self._inner = door, planner, inner
+        self._door, self.planner, self._inner = door, planner, list(inner)
         self._entries, self._exits = entries, exits
-        self._kernels = LoopKernels(inner)
+        self._kernels = LoopKernels(self._inner)
         self._weights = {w.name: w for each in inner if (w := each.weights) is not None}
         self._instances = RowStore(place.name, ("turn", "local", "slot"))
         self._turns: dict[int, Turn] = {}
@@ -132,7 +132,7 @@ class LoopNode(AbstractNode):
         self._apart: set[tuple[int, ...]] = set()  # modules that cannot
         self._beside: dict[tuple[int, ...], tuple[list[AbstractKernel], AbstractKernels]] = {}
         self.taping = Taping(place.name, inner, able=tapes and not place.spread)
-        self.listing = Listing(inner, self._kernels, ahead=ahead)
+        self.listing = Listing(self._inner, self._kernels, ahead=ahead)
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -425,8 +425,9 @@ class LoopNode(AbstractNode):
         came: dict[str, list[IntArray]] = {name: [] for name in self._weights}
         for called in turn.plan.calls:
             if isinstance(called.stage, CallStage):
-                weights = self._inner[called.stage.number].weights
-                if weights is not None:
+                inner = self._inner[called.stage.number]
+                weights = inner.weights
+                if weights is not None and inner.counts:
                     slots, lengths = called.rows.state[INSTANCE], called.lengths
                     came[weights.name].append(slots if lengths is None else slots.repeat(lengths))
         turn.rows = {
@@ -612,7 +613,7 @@ class LoopNode(AbstractNode):
         found = inner.call.answer(found, inner.width)
         if any(g is not None for g in found):
             inner.source.scatter(held, read, found)
-        if inner.weights is not None:
+        if inner.weights is not None and inner.counts:
             got[inner.weights.name].append(local)
 
     def _back_together(

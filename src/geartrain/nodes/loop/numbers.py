@@ -68,6 +68,10 @@ class Numbers:
             self.places[number] = int(ends[-1]) if n else before
         return counted(first, n)
 
+    def reach(self, values: int) -> None:
+        """Have room for so many values."""
+        self.counts += [0] * (values - len(self.counts))
+
     def size(self, number: int) -> int:
         """Places of a value."""
         return self.places.get(number, self.counts[number])

@@ -100,7 +100,8 @@ class Returning:
             some = np.flatnonzero(wanted)
             local, found = local[some], self._some(found, some)
             each = None if each is None else each[some]
-        got[weights.name].append(local)
+        if module.counts:
+            got[weights.name].append(local)
         into: GradientSum = weights.gradient
         if each is None or not form.split:
             with nullcontext() if each is None else into.of_updates(each):

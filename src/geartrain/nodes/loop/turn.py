@@ -60,6 +60,8 @@ class Inner:
         source: The value that it reads.
         reads: A memory that it reads too, or None.
         width: Payload tensors of the value, seen last.
+        counts: Whether its rows are gradient rows of the part; else those of another module are,
+            which reads what it makes.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Inner:
     source: AbstractValue
     reads: Reads | None = None
     width: int = 1
+    counts: bool = True
 
     def recalled(self, state: IntArray, lengths: IntArray | None) -> Recalled:
         """What rows with these columns read of its memory."""

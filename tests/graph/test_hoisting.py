@@ -1,0 +1,132 @@
+"""Modules of loops whose rows read the same ones, called in two, beside the same loops by steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
+from geartrain.native import library
+from geartrain.nodes.loop import hoisting, native
+from geartrain.nodes.loop.module import NativeKept
+from geartrain.nodes.loop.node import LoopNode
+from tests.rigs.called import CASES
+from tests.rigs.passes import Order, accumulate, assert_same_gradients
+from tests.rigs.sharing_rows import (
+    SENDS,
+    Beside,
+    along_edges,
+    different_rows,
+    graphs,
+    grown,
+    trees,
+)
+
+FEW = Order(max_active=3)
+ORDERS = [FEW, Order(policy="random", seed=3, max_active=2), Order("threads", 2, max_active=3)]
+Made = Callable[..., Graph]
+LOOPS: dict[str, tuple[Made, Callable[[], list[Instance]]]] = {
+    **{name: (partial(along_edges, make), graphs) for name, make in SENDS.items()},
+    "from parents": (grown, trees),
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_c() -> None:
+    if library.current() is None:
+        pytest.skip("there are no kernels in C")
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of calls of first pieces, by turn."""
+    found: list[int] = []
+    before = hoisting.call_in_two
+
+    def count(module: Any, shared: Any, *rest: Any) -> Any:
+        found.append(shared.first.size)
+        return before(module, shared, *rest)
+
+    monkeypatch.setattr(native, "call_in_two", count)
+    return found
+
+
+def both(name: str, order: Order, **where: Any) -> tuple[Any, Any]:
+    make, data = LOOPS[name]
+    outcomes = []
+    for run in ("whole", "steps"):
+        torch.manual_seed(1)
+        outcomes.append(accumulate(make(run=run, **where), 3 * data(), order))
+    return outcomes[0], outcomes[1]
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=("at once", "apart"))
+@pytest.mark.parametrize("order", ORDERS, ids=("three at a time", "two at a time", "on threads"))
+@pytest.mark.parametrize("name", LOOPS)
+def test_gradients_and_rows_are_those_of_steps(
+    early: list[int], name: str, order: Order, apart: bool
+) -> None:
+    whole, steps = both(name, order, apart=apart)
+    assert early
+    assert_same_gradients(whole.gradients, steps.gradients)
+    for part, state in whole.parts.items():
+        assert state.counting.rows == steps.parts[part].counting.rows, part
+
+
+def test_each_row_that_is_read_is_computed_once(early: list[int]) -> None:
+    torch.manual_seed(1)
+    data = graphs()
+    graph = along_edges(SENDS["a product and a table"], "whole")
+    accumulate(graph, 4 * data, Order(max_active=len(data)))
+    assert early  # after a turn or two that find programs
+    assert set(early) == {different_rows(data)}
+
+
+def test_c_makes_all_calls_and_first_pieces_come_before_the_others() -> None:
+    plans: list[list[str]] = []
+    kept: list[bool] = []
+    before = LoopNode._take_back
+
+    def take_back(self: LoopNode, turn: Any, *rest: Any, **more: Any) -> None:
+        plans.append([self._inner[called.stage.number].name for called in turn.plan.calls])
+        kept.append(all(isinstance(one, NativeKept) for one in turn.kept))
+        before(self, turn, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoopNode, "_take_back", take_back)
+        both("from parents", Order(max_active=4))
+    assert plans[0] == ["first", "born", "born", "readout", "readout"]
+    assert plans[-1] == ["first", *2 * ["born", "born"], "readout", "readout"]
+    assert kept[-1]
+
+
+@pytest.mark.parametrize("name", ["sums of children", "a cell that reads words"])
+def test_modules_whose_rows_are_all_different_stay_in_one(early: list[int], name: str) -> None:
+    make, data = CASES[name]
+    accumulate(make("whole"), data(), FEW)
+    assert not early
+
+
+def test_few_rows_stay_in_one(monkeypatch: pytest.MonkeyPatch, early: list[int]) -> None:
+    monkeypatch.setattr(hoisting, "FEWER", 1000)
+    both("from parents", FEW)
+    assert not early
+
+
+def test_what_is_frozen_learns_nothing(early: list[int]) -> None:
+    outcomes = []
+    for run in ("whole", "steps"):
+        torch.manual_seed(1)
+        graph = along_edges(SENDS["side by side"], run)
+        (send,) = [t.function for t in graph.throughs() if t.name == "send"]
+        assert isinstance(send, Beside)
+        send.map.weight.requires_grad_(False)
+        outcomes.append(accumulate(graph, 3 * graphs(), FEW))
+    assert early
+    assert_same_gradients(outcomes[0].gradients, outcomes[1].gradients)
+    assert outcomes[0].gradients["send", "map.bias"].abs().max() > 0
