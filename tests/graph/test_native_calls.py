@@ -94,7 +94,7 @@ def test_some_thousand_rows_go_back_at_a_time(
 ) -> None:
     whole, steps = both("sums of children")
     once = dict(made)
-    monkeypatch.setattr(native, "ROWS_BACK", 3)
+    monkeypatch.setattr(native, "BYTES_BACK", 3)
     few, _ = both("sums of children")
     assert_same_gradients(few.gradients, whole.gradients)
     assert_same_gradients(few.gradients, steps.gradients)

@@ -226,7 +226,7 @@ def test_some_members_go_back_at_a_time(
     name: str, made: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once = gradients(name, FEW, monkeypatch, programs=True)
-    monkeypatch.setattr(native, "ROWS_BACK", 3)
+    monkeypatch.setattr(native, "BYTES_BACK", 3)
     few = gradients(name, FEW, monkeypatch, programs=True)
     assert_same_gradients(few.gradients, once.gradients)
 

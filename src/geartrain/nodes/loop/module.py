@@ -88,9 +88,9 @@ class TurnModule:
             [self.arena.view(k, first, n) for (how, _), k in block.items() if how == "input"]
         )
 
-    def carried(self, first: int, n: int) -> int:
-        """Rows that n of its rows have on the way back."""
-        return n
+    def nbytes_back(self, first: int, n: int) -> int:
+        """Bytes that the way back of n of its rows goes through."""
+        return n * self.layout.row
 
     def extent(self, first: int, n: int, *, forward: bool) -> tuple[int, int]:
         """Numbers that a call of n rows computes in between, and how much work it is."""

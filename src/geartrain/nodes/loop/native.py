@@ -46,8 +46,9 @@ Chosen: TypeAlias = Callable[[int, Payload], AbstractKernel | None]
 Stage: TypeAlias = CallStage | StoreStage
 AnyModule: TypeAlias = TurnModule | SeveralModule
 
-ROWS_BACK: Final = 2048
-"""Rows of calls that go back in one call of C: what they find for weights is multiplied then."""
+BYTES_BACK: Final = 8 << 20
+"""Of what rows of calls have kept, and find for weights, that goes back in one call of C: then it is
+multiplied, while a cache has it."""
 STORES: Final = 16
 """Places of a loop at which rows are copied; at more, they are copied one by one."""
 
@@ -521,15 +522,15 @@ class NativeCalls:
         Returns:
             The first of the calls that have been taken back.
         """
-        begin, rows = end, 0
+        begin, nbytes = end, 0
         while begin and self.made(begin - 1):
             number, n, first = self._records[begin - 1, :3].tolist()
             module = self._modules[number]
             assert module is not None
-            n = module.carried(first, n)
-            if rows and rows + n > ROWS_BACK:
+            more = module.nbytes_back(first, n)
+            if nbytes and nbytes + more > BYTES_BACK:
                 break
-            rows, begin = rows + n, begin - 1
+            nbytes, begin = nbytes + more, begin - 1
         self._back(begin, end, got, updates)
         return begin
 

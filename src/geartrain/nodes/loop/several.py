@@ -36,9 +36,6 @@ from geartrain.nodes.memory import Recalled
 from geartrain.nodes.remembering import Remembering, RememberingRead
 from geartrain.nodes.weights import AbstractWeights
 
-MEMBERS_OF_ONE: Final = 4
-"""Members that are a row, where rows are counted that go back in one call of C. More of them go
-back in fewer calls, and take more memory meanwhile: of fewer, a call costs as much as its rows."""
 _VALUES: Final = ("output", "tangent")
 
 
@@ -122,6 +119,11 @@ class SeveralLayout:
         self.block: dict[Lies, tuple[int, int]] = {}
         if self.possible:
             self._lay_out(tensors, held)
+        self.rows = [
+            sum([block.row for blocks in (self.blocks, self.back_blocks) for block in blocks[kind]])
+            for kind in (ROWS, MEMBERS)
+        ]
+        """Bytes of a row, and of a member, of both memories."""
 
     @property
     def own_kind(self) -> int:
@@ -391,9 +393,10 @@ class SeveralModule:
         """Its arguments of n of its rows."""
         return tuple([self.rows_of(("input", i), first, n) for i in range(self.layout.form.inputs)])
 
-    def carried(self, first: int, n: int) -> int:
-        """Rows that n of its rows have on the way back; some members are one."""
-        return max(n, int(self._ends[first + n] - self._ends[first]) // MEMBERS_OF_ONE)
+    def nbytes_back(self, first: int, n: int) -> int:
+        """Bytes that the way back of n of its rows goes through."""
+        row, member = self.layout.rows
+        return n * row + int(self._ends[first + n] - self._ends[first]) * member
 
     def extent(self, first: int, n: int, *, forward: bool) -> tuple[int, int]:
         """Numbers that a call of n rows computes in between, and how much work it is."""

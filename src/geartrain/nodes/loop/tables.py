@@ -276,6 +276,9 @@ class CallLayout:
             self._back_made.append(len(blocks) if rows else -1)
             if rows:
                 blocks.append(Block(form.dtype, tail))
+        every = (*self.blocks, *self.back_blocks, *self.passing_blocks)
+        self.row = sum([block.row for block in every])
+        """Bytes of a row of all memories."""
         self._back_bases = np.zeros(routine.slots, np.int64)
         self._back_strides = np.zeros_like(self._back_bases)
         self._back_whose = np.zeros_like(self._back_bases)
