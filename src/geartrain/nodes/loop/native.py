@@ -47,8 +47,8 @@ Stage: TypeAlias = CallStage | StoreStage
 AnyModule: TypeAlias = TurnModule | SeveralModule
 
 BYTES_BACK: Final = 8 << 20
-"""Of what rows of calls have kept, and find for weights, that goes back in one call of C: then it is
-multiplied, while a cache has it."""
+"""Of what rows have kept, and find for weights, that goes back in one call of C: it is multiplied
+then, while a cache has it."""
 STORES: Final = 16
 """Places of a loop at which rows are copied; at more, they are copied one by one."""
 
