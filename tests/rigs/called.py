@@ -62,6 +62,18 @@ class Tagged(nn.Module):
         return y, y + c
 
 
+class Computed(Gated):
+    """Its weight is a product of weights, and so is what the state is multiplied by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.randn(s)) for s in ((WIDTH, 2), (2, WIDTH)))
+        self.scale = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, h: Tensor, c: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(functional.linear(h, self.a @ self.b) * self.scale.exp(), c, word)
+
+
 class Start(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -195,6 +207,10 @@ def joined(state: Stream, graph: Graph) -> Stream:
     return graph.concat(a, b.detach(), on=("vertex", "turn"), how="tuple", name="again with")
 
 
+def computed(state: Stream, graph: Graph) -> Stream:
+    return state.through(Computed().double(), name="cell", read="token", keep="activations")
+
+
 def dropping(state: Stream, graph: Graph, name: str = "cell") -> Stream:
     return state.through(Dropping().double(), name=name, read="token", keep="activations")
 
@@ -244,6 +260,8 @@ CASES: dict[str, tuple[Callable[[str], Graph], Callable[[], list[Instance]]]] = 
     "a cell that reads words": (lambda run: turning(cell, run), sets),
     "words that meet a weight": (lambda run: turning(tagged, run), few_and_many),
     "many words and few, in flight": (lambda run: turning(tagged, run, apart=True), few_and_many),
+    "weights of weights": (lambda run: turning(computed, run), sets),
+    "weights of weights, in flight": (lambda run: turning(computed, run, apart=True), sets),
     "an input that goes on": (lambda run: turning(passed, run), sets),
     "tensors put side by side": (lambda run: turning(joined, run), sets),
     "an output that nobody reads": (lambda run: turning(cell, run, both=False), sets),

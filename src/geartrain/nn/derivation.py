@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final, final
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from geartrain.errors import GraphError
 from geartrain.frames.message import Payload
+from geartrain.nn.computed import apart
 from geartrain.nn.counted import SIZES
 from geartrain.nn.program import Cut, Operands, Program
 from geartrain.nn.split import Function, TraceSplit, split
@@ -147,8 +149,26 @@ class Derivation:
             outputs = self._call(operands, self.samples[0])
         empty = tuple(y[:0].detach().clone() for y in outputs)
         cut = Cut(parts, len(self.samples[0]), empty, parts.alien)
-        self._try(Program(cut, self._operands), parts)
+        if parts.fused is None:
+            cut = self._with_computed(operands, learned, cut) or cut
+        self._try(Program(cut, self._operands), cut.parts)
         return cut
+
+    def _with_computed(
+        self, operands: Sequence[Tensor], learned: Sequence[bool], cut: Cut
+    ) -> Cut | None:
+        """The same with weights that are computed of weights apart; None: C has no steps for it."""
+        try:
+            found = apart(self._call, operands, self.samples)
+            if found is None:
+                return None
+            weights, function = found
+            every = [*operands, *weights.likes]
+            learn = [*learned, *[x.is_floating_point() for x in weights.likes]]
+            parts = split(function, every, learn, self.samples, len(weights.likes))
+        except GraphError:
+            return None
+        return None if parts.fused is None else replace(cut, parts=parts, computed=weights)
 
     def _try(self, program: Program, parts: TraceSplit) -> None:
         """Rows forward at once, and backward in two goes and another order.

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, fx
 
 from geartrain.errors import GraphError
+from geartrain.nn.computed import forward_of
 from geartrain.nn.counted import SIZES, CountedGraph, needed_by
 from geartrain.nn.derivation import Derivation, call_of, guarded, made, own_copy, sample
 from geartrain.nn.emit import emit
 from geartrain.nn.program import Cut, HoistedCuts, Operands, Program
-from geartrain.nn.record import draws, record
+from geartrain.nn.record import draws
 from geartrain.nn.split import Function
 from geartrain.nodes.hoisted import Hoisted
 from geartrain.nodes.kernel import AbstractKernel
@@ -42,7 +43,7 @@ def hoist(
     """See ``nodes.hoisted.hoisted``; of programs alone."""
     if not isinstance(kernel, Program):
         return None
-    cut, operands = kernel.cut, kernel.operands
+    cut, operands = kernel.cut, kernel.own
     if early not in cut.hoists:
         cut.hoists[early] = _cuts(function, operands, inputs, early)
     found = cut.hoists[early]
@@ -68,7 +69,7 @@ def _cuts(
     tensors = [x.detach().clone() for x in operands.tensors()]
     try:
         with guarded(inputs):
-            pieces = _InTwo(_forward(call, tensors, samples), early)
+            pieces = _InTwo(forward_of(call, tensors, samples), early)
         if not pieces.cut:
             return None
         own: list[tuple[Sequence[Tensor], ...]] = []
@@ -86,19 +87,6 @@ def _cuts(
         log.info("nothing is computed before the rest: %s", error)
         return None
     return HoistedCuts(cuts[0], cuts[1], pieces.early_reads, pieces.late_reads)
-
-
-def _forward(
-    call: Function, operands: Sequence[Tensor], samples: Sequence[Sequence[Tensor]]
-) -> CountedGraph:
-    """What a function computes, without its gradient."""
-    n, inputs = len(operands), len(samples[0])
-
-    def flat(*given: Tensor) -> tuple[Tensor, ...]:
-        return call(given[:n], [x.clone() for x in given[n:]])
-
-    functional = torch.func.functionalize(flat)
-    return CountedGraph([record(functional, [*operands, *x]) for x in samples], n, inputs)
 
 
 @final

@@ -17,6 +17,7 @@ from geartrain.native.calls import CallForm
 from geartrain.native.fused import available
 from geartrain.native.rows import take
 from geartrain.native.steady import firing
+from geartrain.nn.computed import ComputedOperands, ComputedWeights
 from geartrain.nn.draws import seeded_by
 from geartrain.nn.fused import PackedWeights, Pair, Routine, run_together
 from geartrain.nn.split import TraceSplit
@@ -38,6 +39,7 @@ class Cut:
         inputs: How many it takes.
         outputs: Each with no row.
         private: Whether it reads tensors that belong to the one function that was traced.
+        computed: Weights that it computes of its weights: operands behind the others.
         hoists: What it was cut into once more, by the inputs that were known before the others;
             None: nothing is to be gained.
     """
@@ -46,6 +48,7 @@ class Cut:
     inputs: int
     outputs: tuple[Tensor, ...]
     private: bool
+    computed: ComputedWeights | None = None
     hoists: dict[frozenset[int], HoistedCuts | None] = field(default_factory=dict, compare=False)
 
 
@@ -137,7 +140,11 @@ class Program(AbstractKernel):
     """
 
     def __init__(self, cut: Cut, operands: Operands, *, fused: bool = True) -> None:
-        self.cut, self._parts, self.operands = cut, cut.parts, operands
+        self.cut, self._parts, self.own = cut, cut.parts, operands
+        self._computed: ComputedOperands | None = None
+        self.operands: Operands | ComputedOperands = operands
+        if cut.computed is not None:
+            self.operands = self._computed = ComputedOperands(operands, cut.computed)
         self._inputs, self._empty = cut.inputs, cut.outputs
         self._pair = cut.parts.fused if fused else None
         self._packed = PackedWeights()
@@ -318,9 +325,10 @@ class Program(AbstractKernel):
 
     def add_all(self, found: Sequence[Payload], into: GradientSum) -> None:
         """Add the products and sums of several calls."""
-        operands = self.operands.tensors()
+        operands, whole = self.operands.tensors(), into
         for term in self.terms.later:
-            parameter, k = cast(nn.Parameter, operands[term.operand]), term.first
+            parameter, into = self._learner(term, operands, whole)
+            k = term.first
             if term.how == "sum":
                 into.add_sums(parameter, [each[k] for each in found])
                 continue
@@ -329,6 +337,15 @@ class Program(AbstractKernel):
                 into.add_products(parameter, pairs, columns=term.columns)
             else:
                 into.add_looked_up(self._lookup(term, operands), pairs)
+
+    def _learner(
+        self, term: Term, operands: Sequence[Tensor], into: GradientSum
+    ) -> tuple[nn.Parameter, GradientSum]:
+        """The parameter that a term is for, and the sum that has it."""
+        computed, behind = self._computed, term.operand - len(self.own.names)
+        if computed is None or behind < 0:
+            return cast(nn.Parameter, operands[term.operand]), into
+        return computed.stand_ins[behind], into.of_computed(computed)
 
     def _lookup(self, term: Term, operands: Sequence[Tensor]) -> Lookup:
         """What is looked up, of the tensors of now."""
@@ -354,9 +371,9 @@ class Program(AbstractKernel):
         if term.how == "looked up":
             into.add_looked_up(self._lookup(term, operands), [(found[0], found[1])])
             return
-        parameter = cast(nn.Parameter, operands[term.operand])
-        if not parameter.requires_grad:
+        if not operands[term.operand].requires_grad:
             return
+        parameter, into = self._learner(term, operands, into)
         if term.how == "value":
             into.add(parameter, found[0])
         elif term.how == "product":

@@ -71,7 +71,7 @@ def record(
 
 
 class _WithoutLooking(TorchFunctionMode):
-    """Has functions that look at values, merely to refuse some, computed by others that need not.
+    """Has functions computed by others, which look at no values and have steps in C.
 
     ``one_hot`` of a number of classes becomes rows of a unit matrix; a class out of range is
     refused by the look-up.
@@ -91,8 +91,8 @@ class _WithoutLooking(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if function is torch.nn.functional.one_hot:
-            return _one_hot(*args, **(kwargs or {}))
+        if function in _OTHERWISE:
+            return _OTHERWISE[function](*args, **(kwargs or {}))
         if self._composed and function in COMPOSED:
             found = COMPOSED[function](*args, **(kwargs or {}))
             if found is not None:
@@ -105,6 +105,21 @@ def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
         raise GraphError("one_hot without num_classes looks for the largest class; say how many")
     unit = torch.eye(num_classes, dtype=torch.int64, device=tensor.device)
     return torch.nn.functional.embedding(tensor, unit)
+
+
+def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A product with a weight, and one with the rows of the other input."""
+    out, one, other = weight.shape
+    flat = weight.permute(1, 2, 0).reshape(one, other * out)
+    met = (input1 @ flat).view(*input1.shape[:-1], other, out)
+    y = (input2.unsqueeze(-2) @ met).squeeze(-2)
+    return y if bias is None else y + bias
+
+
+_OTHERWISE: Final[Mapping[Any, Callable[..., Tensor]]] = {
+    torch.nn.functional.one_hot: _one_hot,
+    torch.nn.functional.bilinear: _bilinear,
+}
 
 
 @final

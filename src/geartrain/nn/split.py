@@ -110,6 +110,7 @@ def split(
     operands: Sequence[Tensor],
     learns: Sequence[bool],
     samples: tuple[Sequence[Tensor], Sequence[Tensor]],
+    computed: int = 0,
 ) -> TraceSplit:
     """Trace a function at two numbers of rows and cut it.
 
@@ -118,6 +119,7 @@ def split(
         operands: Weights and buffers.
         learns: Which of them are differentiated.
         samples: Inputs of ``SIZES`` rows, of one kind.
+        computed: How many of the operands, the last ones, are computed of the others.
 
     Raises:
         GraphError: It cannot be cut, and why.
@@ -131,7 +133,8 @@ def split(
         trace(function, operands, learns, inputs, [torch.ones_like(y[j]) for j in tangents])
         for inputs, y in zip(samples, outputs, strict=True)
     ]
-    return _Cut(traces, len(operands), len(samples[0]), len(outputs[0]), tangents).split(
+    whole = CountedGraph(traces, len(operands), len(samples[0]))
+    return _Cut(whole, len(operands) - computed, len(outputs[0]), tangents).split(
         [k for k, yes in enumerate(learns) if yes], wanted
     )
 
@@ -191,14 +194,9 @@ class _Cut:
     """
 
     def __init__(
-        self,
-        traces: Sequence[Trace],
-        operands: int,
-        inputs: int,
-        outputs: int,
-        tangents: tuple[int, ...],
+        self, whole: CountedGraph, own: int, outputs: int, tangents: tuple[int, ...]
     ) -> None:
-        self._all = whole = CountedGraph(traces, operands, inputs)
+        self._all, self._own = whole, own
         whole.number_draws()
         self._graph, self._constants, self._n = whole.graph, whole.constants, whole.n
         self._outputs, self._of_output = outputs, tangents
@@ -258,9 +256,8 @@ class _Cut:
 
     def _fused(self, summands: Sequence[Summand]) -> Pair | None:
         """Both in C. It changes the graph: what is looked up in tables meets weights there."""
-        folding = Folding(
-            self._graph, self._operands, self._inputs, self._shapes, self._of, self._make
-        )
+        own = self._operands[: self._own]
+        folding = Folding(self._graph, own, self._inputs, self._shapes, self._of, self._make)
         summands = folding.back(summands)
         roots, terms = self._roots(summands)
         folding.narrow([*self._all.results()[: self._outputs], *roots])

@@ -18,7 +18,7 @@ parameter's dtype, and only the product of one pair is rounded to bfloat16.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from operator import is_
@@ -32,6 +32,7 @@ from geartrain.errors import ProtocolError
 from geartrain.frames.message import IntArray, Payload, distinct, join_arrays
 from geartrain.native import operations, sums
 from geartrain.native.rows import take
+from geartrain.nodes.computed import AbstractComputed
 from geartrain.nodes.looked_up import Lookup, by_update
 from geartrain.nodes.products import outer, outer_suits, whole_rows
 from geartrain.nodes.unrecorded import Unrecorded
@@ -178,6 +179,7 @@ class GradientSum:
         "_ahead",
         "_apart",
         "_asked",
+        "_computed",
         "_later",
         "_later_rows",
         "_looked_up",
@@ -196,6 +198,7 @@ class GradientSum:
         self._ahead: list[GradientSum] = []
         self._looked_up: dict[tuple[object, ...], tuple[Lookup, sums.SumsById]] = {}
         self._looks_ahead = False
+        self._computed: dict[Hashable, tuple[AbstractComputed, GradientSum]] = {}
 
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
         return parameter in self._slots
@@ -377,9 +380,21 @@ class GradientSum:
             ]
         known[1].add([(rows.contiguous(), ids.contiguous()) for rows, ids in pieces])
 
+    def of_computed(self, computed: AbstractComputed) -> GradientSum:
+        """The sum for weights that are computed of the parameters; what is added to it is of the
+        updates that are told here. It becomes theirs when they are settled."""
+        known = self._computed.get(computed.key)
+        if known is None:
+            known = self._computed[computed.key] = computed, GradientSum(computed.stand_ins)
+        known[1]._updates = self._updates
+        return known[1]
+
     def settle(self) -> None:
-        """Make what was looked up gradients of the weights of now, before there are others."""
+        """Make what was looked up, or is of computed weights, gradients of the weights of now,
+        before there are others."""
         self._sort()
+        for computed, inner in self._computed.values():
+            self._settle_computed(computed, inner)
         if self._looked_up:
             known, self._looked_up = self._looked_up, {}
             for lookup, found in known.values():
@@ -387,6 +402,19 @@ class GradientSum:
                     self._settle_one(lookup, found)
                     self._looked_up[lookup.key] = lookup, found
             self._looks_ahead = False
+
+    def _settle_computed(self, computed: AbstractComputed, inner: GradientSum) -> None:
+        inner._updates = None
+        inner.settle()
+        inner._sort_apart()
+        updates, self._updates = self._updates, None
+        for number, each in enumerate((inner, *inner._ahead)):
+            found, _ = each.take_each(computed.stand_ins)
+            if any(d is not None for d in found):
+                into = self._of(number)
+                for parameter, gradient in computed.back(found):
+                    into.add(parameter, gradient)
+        inner._ahead, self._updates = [], updates
 
     @torch.no_grad()
     def _settle_one(self, lookup: Lookup, found: sums.SumsById) -> None:
@@ -436,7 +464,8 @@ class GradientSum:
     @property
     def ahead(self) -> bool:
         """Whether something of later updates has been added."""
-        return bool(self._ahead or self._apart) or self._looks_ahead
+        computed = any(inner.ahead for _, inner in self._computed.values())
+        return bool(self._ahead or self._apart) or self._looks_ahead or computed
 
     def next_update(self) -> None:
         """The update after the present one is the present one: what was added for it is added."""
@@ -579,6 +608,7 @@ class GradientSum:
         self._later, self._later_rows = {}, 0
         self._apart, self._ahead = {}, []
         self._looked_up, self._looks_ahead = {}, False
+        self._computed = {}
         for slot in self._slots.values():
             slot.forget()
 
@@ -609,7 +639,7 @@ class GradientSum:
     def _take_each(
         self, parameters: Sequence[torch.nn.Parameter]
     ) -> tuple[list[Tensor | None], float | None]:
-        if self._later or self._looked_up:
+        if self._later or self._looked_up or self._computed:
             self.settle()
         if self._apart:
             self._sort_apart()

@@ -1,0 +1,193 @@
+"""Weights that a module computes of its weights: once a firing, as if they were its own.
+
+f(W, x) = x (g / |W| W)ᵀ   ─►   V = g / |W| W,  once      g(W, V, x) = x Vᵀ,  in C
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor, fx, nn
+
+from geartrain.native.steady import firing
+from geartrain.nn.counted import CountedGraph
+from geartrain.nn.emit import emit
+from geartrain.nn.record import draws, record
+from geartrain.nn.split import Function
+from geartrain.nodes.call import differentiate
+
+aten = torch.ops.aten
+
+_PRODUCTS: Final = (aten.mm.default, aten.addmm.default)
+_VIEWS: Final = frozenset(
+    {
+        aten.t.default,
+        aten.slice.Tensor,
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.unsqueeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.expand.default,
+        aten.select.int,
+    }
+)
+"""Of an operand they cost nothing, but where it meets rows in a product."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ComputedWeights:
+    """What functions of one structure compute of their weights.
+
+    Args:
+        code: Gives them, of all operands.
+        likes: Tensors of their shapes and dtypes.
+    """
+
+    code: Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
+    likes: tuple[Tensor, ...]
+
+
+def apart(
+    function: Function, operands: Sequence[Tensor], samples: Sequence[Sequence[Tensor]]
+) -> tuple[ComputedWeights, Function] | None:
+    """What a function computes of operands alone; and it, of operands, those, and inputs.
+
+    Args:
+        function: It.
+        operands: Its weights and buffers.
+        samples: Inputs of ``SIZES`` rows.
+
+    Returns:
+        None: It computes nothing of them alone.
+    """
+    whole = forward_of(function, operands, samples)
+    late: set[fx.Node] = {whole.n, *whole.inputs}
+    for x in whole.graph.nodes:
+        if draws(x) or x.op == "output" or any(y in late for y in x.all_input_nodes):
+            late.add(x)
+    found: dict[fx.Node, None] = {}
+    for x in late:
+        for y in x.all_input_nodes if x.op == "call_function" else ():
+            if y not in late and (one := _computed(whole, x, y)) is not None:
+                found[one] = None
+    order = {x: k for k, x in enumerate(whole.graph.nodes)}
+    computed = sorted(found, key=order.__getitem__)
+    if not computed:
+        return None
+    code = _code(whole, [], computed)
+    rest = _code(whole, [*computed, *whole.inputs], whole.results())
+
+    def compute(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple([x.contiguous() for x in code(0, *given)])
+
+    def late_function(given: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        outputs: tuple[Tensor, ...] = rest(inputs[0].shape[0], *given, *inputs)
+        return outputs
+
+    with torch.no_grad():
+        likes = tuple([x.detach() for x in compute(operands)])
+    return ComputedWeights(compute, likes), late_function
+
+
+def forward_of(
+    function: Function, operands: Sequence[Tensor], samples: Sequence[Sequence[Tensor]]
+) -> CountedGraph:
+    """What a function computes, without its gradient."""
+    n, inputs = len(operands), len(samples[0])
+
+    def flat(*given: Tensor) -> tuple[Tensor, ...]:
+        return function(given[:n], [x.clone() for x in given[n:]])
+
+    functional = torch.func.functionalize(flat)
+    return CountedGraph([record(functional, [*operands, *x]) for x in samples], n, inputs)
+
+
+def _code(
+    whole: CountedGraph, given: Sequence[fx.Node], results: Sequence[fx.Node]
+) -> Callable[..., tuple[Tensor, ...]]:
+    graph, built = whole.begun(given)
+    whole.copy(results, graph, built)
+    graph.output(tuple([built[x] for x in results]))
+    return emit(graph, whole.constants)
+
+
+def _computed(whole: CountedGraph, reader: fx.Node, x: fx.Node) -> fx.Node | None:
+    """Of what a reader of rows reads of operands alone: what had better be computed before; None:
+    it is an operand, or a view that costs nothing."""
+    args: Any = reader.args
+    if reader.target in _PRODUCTS and x is args[-1]:
+        own = x.args[0] if x.target is aten.t.default else x
+        assert isinstance(own, fx.Node)
+        of = own.args[0] if own.target is aten.slice.Tensor else own
+        return None if of in whole.operands else own
+    y = x
+    while y.target in _VIEWS:
+        source = y.args[0]
+        assert isinstance(source, fx.Node)
+        y = source
+    return None if y in whole.operands or y.op != "call_function" else x
+
+
+@final
+class ComputedOperands:
+    """The operands of a function, and behind them what it computes of them.
+
+    Args:
+        own: Its operands.
+        computed: What it computes.
+
+    Attributes:
+        names, sparse: As of ``Operands``.
+        stand_ins: Parameters that sums of gradients know what is computed by.
+    """
+
+    def __init__(self, own: Any, computed: ComputedWeights) -> None:
+        self.own, self._computed = own, computed
+        likes = computed.likes
+        self.names = [*own.names, *[f"computed {k}" for k in range(len(likes))]]
+        self.sparse = [*own.sparse, *[False] * len(likes)]
+        self.stand_ins = [nn.Parameter(torch.empty_like(x)) for x in likes]
+        self._known: tuple[int, list[Tensor]] = 0, []  # for the length of a firing
+
+    @property
+    def key(self) -> Hashable:
+        """That of its sums."""
+        return id(self)
+
+    def tensors(self) -> list[Tensor]:
+        """Those of now, not to be written to."""
+        number, known = firing.number, self._known
+        if number and number == known[0]:
+            return known[1]
+        own: list[Tensor] = self.own.tensors()
+        learn = any(_learns(x) for x in own)
+        with torch.no_grad():
+            computed = [x.requires_grad_(learn) for x in self._fresh(own)]
+        self._known = number, [*own, *computed]
+        return self._known[1]
+
+    def _fresh(self, own: Sequence[Tensor]) -> list[Tensor]:
+        """What is computed, in memory of its own."""
+        mine = {x.data_ptr() for x in own}
+        found = self._computed.code(own)
+        return [x.clone() if x.data_ptr() in mine else x.detach() for x in found]
+
+    def back(self, gradients: Sequence[Tensor | None]) -> list[tuple[nn.Parameter, Tensor]]:
+        """What weights get, of the gradients of what is computed of them."""
+        own: list[Tensor] = self.own.tensors()
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_(_learns(x)) for x in own]
+            outputs = self._computed.code(leaves)
+            wanted = [x for x in leaves if x.requires_grad]
+            found = iter(differentiate(outputs, tuple(gradients), wanted))
+        learning = [x for x in own if isinstance(x, nn.Parameter) and _learns(x)]
+        return [(x, d) for x, d in zip(learning, found, strict=True) if d is not None]
+
+
+def _learns(x: Tensor) -> bool:
+    return isinstance(x, nn.Parameter) and x.requires_grad and x.is_floating_point()
