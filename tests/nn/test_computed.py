@@ -214,6 +214,26 @@ def test_they_are_computed_once_a_firing() -> None:
         assert program.operands.tensors()[-1] is not found[0]
 
 
+class Table(nn.Module):
+    """Rows of a table that is computed meet a weight, and a bias that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.map = nn.Parameter(torch.randn(5, WIDTH)), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor, word: Tensor) -> Tensor:
+        rows = functional.embedding(word, functional.normalize(self.words))
+        return x[:, :3] + functional.linear(rows, self.map.weight, self.map.bias.exp())
+
+
+def test_tables_may_be_computed() -> None:
+    word = torch.arange(N) % 5
+    cut = derive(Table().double(), [rows(), word])  # is tried against autograd
+    assert cut.computed is not None
+    assert len(cut.computed.likes) == 2
+    assert cut.parts.fused is not None
+
+
 def test_modules_without_stay_as_they_were() -> None:
     cut = derive(nn.Linear(WIDTH, WIDTH).double(), [rows()])
     assert cut.computed is None

@@ -121,6 +121,7 @@ class Folding:
         shapes: Of its nodes, with rows.
         of: Which tangents they depend on.
         make: A node with one row for each row: of what, of which arguments, how wide.
+        computed: How many operands, the last ones, are computed of others: they stay.
     """
 
     def __init__(
@@ -131,8 +132,10 @@ class Folding:
         shapes: Mapping[fx.Node, tuple[int, ...]],
         of: Mapping[fx.Node, frozenset[int]],
         make: Callable[[Any, tuple[Any, ...], int], fx.Node],
+        computed: int = 0,
     ) -> None:
         self._graph, self._operands, self._inputs = graph, list(operands), inputs
+        self._own = self._operands[: len(operands) - computed]
         self._shapes, self._of, self._make = shapes, of, make
         self._cats: dict[tuple[fx.Node, ...], fx.Node] = {}
 
@@ -150,7 +153,8 @@ class Folding:
         found: list[Summand] = []
         claims: list[_Claim] = []
         for summand in summands:
-            if summand.how != "rows" or not self._names_rows(summand.tensors[1]):
+            own = summand.operand < len(self._own)
+            if summand.how != "rows" or not (own and self._names_rows(summand.tensors[1])):
                 found.append(summand)
                 continue
             leaves = list(self._leaves(summand.tensors[0]))
@@ -216,7 +220,7 @@ class Folding:
         return (source, (first, min(end, shape[1]))) if 0 <= first <= end else None
 
     def _is_product(self, x: fx.Node) -> bool:
-        return x.target in (times, times_columns) and x.args[1] in self._operands
+        return x.target in (times, times_columns) and x.args[1] in self._own
 
     def _looked_up(self, summand: Summand, leaf: fx.Node, columns: Columns | None) -> Summand:
         args: Any = leaf.args
@@ -238,7 +242,7 @@ class Folding:
 
     def _without(self, summand: Summand, claims: Sequence[_Claim]) -> list[Summand]:
         """A product without what is looked up, if it had any; no sum of rows that are."""
-        if summand.how == "sum":
+        if summand.how == "sum" and summand.operand < len(self._own):
             for claim in claims:
                 if claim.bias < 0 and claim.summand.tensors[0] is summand.tensors[0]:
                     claim.bias = summand.operand
@@ -310,7 +314,7 @@ class Folding:
         """The tables and row numbers that x is the sum of rows of; None: of something else too."""
         args: Any = x.args
         if x.target is aten.embedding.default:
-            mine = args[0] in self._operands and self._names_rows(args[1])
+            mine = args[0] in self._own and self._names_rows(args[1])
             return [(args[0], args[1])] if mine else None
         if x.target is not aten.add.Tensor or not self._adds(x):
             return None
@@ -405,7 +409,7 @@ class Folding:
     def _met(self, x: fx.Node) -> fx.Node | None:
         args: Any = x.args
         rows, weight, bias, *columns_of_it = args
-        if weight not in self._operands or not (bias is None or bias in self._operands):
+        if weight not in self._own or not (bias is None or bias in self._own):
             return None
         entries: list[Entry] = []
         rest: list[tuple[fx.Node, Columns]] = []
@@ -436,9 +440,9 @@ class Folding:
             width = self._shapes[x][1]
             if other.target is looked_up:
                 return self._make(looked_up, (*args[:3], (*args[3], *entries)), width)
-            if other.target in _AFFINE and args[1] in self._operands:
+            if other.target in _AFFINE and args[1] in self._own:
                 rows, weight, bias, *own = args
-                if bias is not None and bias not in self._operands:
+                if bias is not None and bias not in self._own:
                     continue
                 if bias is not None:
                     first, *more = entries

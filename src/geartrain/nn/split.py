@@ -256,8 +256,8 @@ class _Cut:
 
     def _fused(self, summands: Sequence[Summand]) -> Pair | None:
         """Both in C. It changes the graph: what is looked up in tables meets weights there."""
-        own = self._operands[: self._own]
-        folding = Folding(self._graph, own, self._inputs, self._shapes, self._of, self._make)
+        known = self._graph, self._operands, self._inputs, self._shapes, self._of
+        folding = Folding(*known, self._make, len(self._operands) - self._own)
         summands = folding.back(summands)
         roots, terms = self._roots(summands)
         folding.narrow([*self._all.results()[: self._outputs], *roots])
