@@ -15,6 +15,7 @@ from geartrain.frames.frame import Arena, Schema
 from geartrain.frames.message import INSTANCE, VERTEX, IntArray
 from geartrain.nodes.group import Group
 from geartrain.nodes.join import JoinNode
+from geartrain.nodes.loop import members
 from geartrain.nodes.loop.members import Members, Sides
 from geartrain.nodes.node import Place
 
@@ -140,3 +141,28 @@ def test_a_second_row_of_a_port_is_refused_and_who_is_absent_is_told(monkeypatch
     assert sides.story() == ["'meeting' waits for port [0, 2] of somebody"]
     with pytest.raises(GraphError, match="two rows of port 1 have the key somebody"):
         sides.complete(1, np.array([5]), state)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    ranges=st.lists(st.sampled_from([1, 2, 7, 10**4, 10**9, 2**61]), min_size=1, max_size=5),
+    many=st.sampled_from([1, 10**6]),
+)
+def test_rows_are_in_the_order_of_all_keys_however_they_are_sorted(seed, ranges, many):
+    draw = np.random.default_rng(seed)
+    keys = [draw.integers(-each, each, 300) if each > 1 else np.full(300, 3) for each in ranges]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(members, "_MANY", many)
+        found = members._order(keys)
+        order, starts, counts = members._by_key(keys, None)
+        with_places = members._by_key(keys, draw.permutation(300))[0]
+    assert found.tolist() == np.lexsort(tuple(keys)[::-1]).tolist()
+    assert order.tolist() == np.lexsort(tuple(keys)).tolist()
+    distinct = {tuple(int(key[i]) for key in keys) for i in range(300)}
+    assert len(distinct) == starts.size
+    assert counts.sum() == 300
+    assert sorted(with_places.tolist()) == [*range(300)]
+    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+        mine = {tuple(int(key[i]) for key in keys) for i in order[start : start + count]}
+        assert len(mine) == 1

@@ -23,19 +23,45 @@ from geartrain.nodes.join import JoinNode
 
 _NUMBER, _SIZE, _POSITION, _STATE = range(4)
 _SHOWN: Final = 5
+_MANY: Final = 1024
+"""Rows from which on it takes less to make one number of their keys than to sort by each."""
+_ROOM: Final = 1 << 62
 _NONE: Final = np.zeros(0, np.int64)
+
+
+def _combined(keys: Sequence[IntArray]) -> IntArray | None:
+    """One number for each row, in the order of its keys, the first of them first; None: it has no
+    room for them."""
+    found, room = np.zeros(keys[0].size, np.int64), 1
+    for key in keys:
+        least = int(key.min())
+        size = int(key.max()) - least + 1
+        room *= size
+        if room > _ROOM:
+            return None
+        if size > 1:
+            found *= size
+            found += key
+            found -= least
+    return found
+
+
+def _order(keys: Sequence[IntArray]) -> IntArray:
+    """Rows in the order of their keys, the first of them first, and else as they are."""
+    one = keys[0] if len(keys) == 1 else None
+    if one is None and keys[0].size >= _MANY:
+        one = _combined(keys)
+    return np.lexsort(tuple(keys)[::-1]) if one is None else one.argsort(kind="stable")
 
 
 def _by_key(
     keys: Sequence[IntArray], places: IntArray | None
 ) -> tuple[IntArray, IntArray, IntArray]:
     """An order of rows by key and then place, where in it each key begins, and how many it has."""
-    if places is not None:
-        order = np.lexsort((places, *keys))
-    elif len(keys) == 1:
-        order = keys[0].argsort(kind="stable")
-    else:
-        order = np.lexsort(tuple(keys))
+    keys = keys[::-1]
+    if len(keys) > 1 and keys[0].size >= _MANY and (one := _combined(keys)) is not None:
+        keys = [one]
+    order = _order(keys if places is None else [*keys, places])
     begins = np.zeros(order.size, np.bool_)
     begins[0] = True
     for key in keys:
@@ -154,7 +180,7 @@ class Members:
         """Members of each group by the columns that they came with."""
         came = pool[-self._columns :].take(order, 1)
         group = np.arange(sizes.size).repeat(sizes)
-        return order.take(np.lexsort((*came[::-1], group)))
+        return order.take(_order([group, *came]))
 
     def story(self) -> list[str]:
         """Who waits for whom, a line each."""
