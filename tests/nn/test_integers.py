@@ -143,6 +143,27 @@ def test_a_class_that_is_not_there_is_refused(number: int) -> None:
         program.forward((x, wrong))
 
 
+NAMED: dict[str, Callable[..., Any]] = {
+    "which, beside others": lambda f, x, k: (f(x), f(x).argmax(1)),
+    "which, kept": lambda f, x, k: (f(x).argmin(1, keepdim=True), f(x)),
+    "of what there is the most": lambda f, x, k: tuple(f(x).view(-1, 3, 2).max(1)),
+    "what is left": lambda f, x, k: (k % 3, f(x), k),
+    "what is chosen, straight through": lambda f, x, k: (
+        functional.one_hot(f(x).argmax(1), D).to(x.dtype) - f(x).detach() + f(x)
+    ),
+    "several": lambda f, x, k: (
+        functional.one_hot(x.view(-1, 3, 2).argmax(2), 2).to(x.dtype).flatten(1) * f(x)
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", NAMED)
+def test_integers_are_made_beside_numbers(name: str, dtype: torch.dtype) -> None:
+    module = Rowwise(NAMED[name], D, D).to(dtype)
+    assert_as_autograd(module, (torch.randn(N, D, dtype=dtype), KINDS))
+
+
 MOST: dict[str, Callable[..., Any]] = {
     "amax": lambda f, x: f(x.amax(1)),
     "amin": lambda f, x: f(x.amin(1)),

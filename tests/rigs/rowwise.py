@@ -31,16 +31,13 @@ def in_c(module: nn.Module, inputs: Sequence[Tensor]) -> bool:
 
 def assert_as_autograd(
     module: nn.Module, inputs: Sequence[Tensor], samples: Sequence[Tensor] | None = None
-) -> list[Tensor]:
+) -> None:
     """Its programs are in C, and give the outputs and gradients of autograd.
 
     Args:
         module: Of rows.
         inputs: Rows that are tried.
         samples: Those that it is traced with; None: the same.
-
-    Returns:
-        Outputs.
     """
     cut = derive(module, samples or inputs)
     assert cut.parts.fused is not None
@@ -64,4 +61,3 @@ def assert_as_autograd(
         torch.testing.assert_close(
             torch.zeros(()) if d is None else d.to_dense(), torch.zeros(()) if w is None else w
         )
-    return [*outputs]

@@ -103,6 +103,7 @@ class Op(IntEnum):
     PIECES = auto()
     ERF = auto()
     ONE_HOT = auto()
+    INTEGERS = auto()
     UNEQUAL = auto()
     NOT_ABOVE = auto()
     NOT_BELOW = auto()

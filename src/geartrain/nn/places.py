@@ -73,7 +73,7 @@ class Places:
 
     Attributes:
         argument: Which argument a placeholder is.
-        homes: Nodes with a place of their own: results, and what is kept.
+        homes: Nodes with a place of their own: results, but integers, and what is kept.
         made: Tensors that a call makes.
         given, weights: What steps read of arguments, and of operands in products: which, whether
             turned, and which columns.
@@ -101,6 +101,7 @@ class Places:
         self.weighed = 0
         self.made: list[MadeTensor] = []
         self.homes: dict[fx.Node, Value] = {}
+        self._whole_homes: dict[fx.Node, Value] = {}
         self.argument: dict[fx.Node, int] = {}
         self._slots: dict[int, int] = {}
         self._free: dict[int, list[int]] = {}
@@ -128,9 +129,21 @@ class Places:
 
     def home(self, x: fx.Node, like: Like) -> None:
         """A tensor of its own."""
-        slot = self.slot(0)
-        self.made.append(MadeTensor(slot, like.tail, like.rows))
-        self.homes[x] = Value(At(slot, 0, like.width if like.rows else 0), like)
+        slot, whole = self.slot(0), like.dtype is torch.int64
+        self.made.append(MadeTensor(slot, like.tail, like.rows, whole))
+        found = Value(At(slot, 0, like.width if like.rows else 0), like, whole)
+        (self._whole_homes if whole else self.homes)[x] = found
+
+    def settle(self, x: fx.Node) -> None:
+        """What has been made is where it belongs."""
+        value, home = self.values.get(x), self.homes.get(x)
+        if home is not None and value is not home:
+            self.copy(value, home)
+        home = self._whole_homes.get(x)
+        if home is not None:
+            if not isinstance(value, Value) or value.whole or not value.like.rows:
+                raise Refused
+            self.add(Op.INTEGERS, home, value.at)
 
     def of_argument(self, k: int, width: int, *, whole: bool = False) -> int:
         slot = self._slots.get(k)

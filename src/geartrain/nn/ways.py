@@ -140,11 +140,12 @@ def _row_numbers(places: Places, ids: fx.Node) -> At:
 
 def _embed(places: Places, x: fx.Node) -> None:
     args: Any = x.args
-    at = _row_numbers(places, args[1])
     if args[0].target is aten.eye.default:
+        which = places.value(args[1])
         out = places.values[x] = places.out(x)
-        places.add(Op.ONE_HOT, out, at)
+        places.add(Op.ONE_HOT, out, which.at, inner=like_of(x).tail[-1])
         return
+    at = _row_numbers(places, args[1])
     table = places.value(args[0])
     if table.like.rows or len(table.like.tail) != 2:
         raise Refused
