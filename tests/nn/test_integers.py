@@ -84,10 +84,32 @@ def test_one_integer_is_compared_with_all_of_a_row() -> None:
     assert_as_autograd(module, (torch.randn(N, D), torch.full((N,), LARGE + 1), others))
 
 
+OF_SEVERAL: dict[str, Callable[..., Any]] = {
+    "one of them": lambda f, x, k: truth(k[:, 1] == 2, f(x)),
+    "the last of them": lambda f, x, k: f(x) * k[:, -1:],
+    "some of them": lambda f, x, k: f(x).view(-1, 2, 3) * k[:, 1:3].unsqueeze(2),
+    "parts": lambda f, x, k: f(x).view(-1, 3, 2) * (k.split((1, 3), 1)[1] > k[:, :1]).unsqueeze(2),
+    "in another shape": lambda f, x, k: f(x)[:, :4].reshape(-1, 2, 2) * (k.view(-1, 2, 2) % 2),
+}
+
+
+@pytest.mark.parametrize("name", OF_SEVERAL)
+def test_a_row_has_several_integers(name: str) -> None:
+    kinds = torch.randint(-3, 4, (N, 4))
+    assert_as_autograd(Rowwise(OF_SEVERAL[name], D, D), (torch.randn(N, D), kinds))
+
+
+@pytest.mark.parametrize("name", ["even", "what is left", "any but nothing", "as it is"])
+def test_integers_may_be_negative(name: str) -> None:
+    x = torch.randn(N, D)
+    assert_as_autograd(Rowwise(OF_KINDS[name], D, D), (x, KINDS - 4), (x, KINDS))
+
+
 REFUSED: dict[str, Callable[..., Any]] = {
     "added": lambda f, x, k: f(x) * (k + 1).unsqueeze(1).to(x.dtype),
     "multiplied": lambda f, x, k: truth(k * k > 3, f(x)),
     "added up": lambda f, x, k: f(x) * torch.stack([k, k], 1).sum(1, keepdim=True).to(x.dtype),
+    "side by side": lambda f, x, k: f(x) * (torch.stack([k, k], 1)[:, 1:] > 1),
     "as bits": lambda f, x, k: truth((k & 2) == 2, f(x)),
     "both of two": lambda f, x, k: truth(k.logical_and(k), f(x)),
 }
@@ -185,3 +207,11 @@ def test_the_most_of_an_axis(name: str, equal: bool) -> None:
     x = torch.randn(N, 3, D)
     rows = torch.randint(0, 2, x.shape).to(x.dtype) if equal else x
     assert_as_autograd(Rowwise(MOST[name], D, D), (rows,), (x,))
+
+
+def test_integers_along_a_later_axis_are_left_to_torch() -> None:
+    module = Rowwise(lambda f, x, k: truth(k[:, :, 0].sum(1) * 0 == 0, f(x)), D, D)
+    lone = Rowwise(lambda f, x, k: f(x).view(-1, 2, 3) * (k[:, :, :1] > 0), D, D)
+    kinds = torch.randint(0, 2, (N, 2, 2))
+    assert not in_c(module, (torch.randn(N, D), kinds))
+    assert not in_c(lone, (torch.randn(N, D), kinds))

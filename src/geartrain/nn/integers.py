@@ -155,9 +155,8 @@ def most_and_where(places: Places, x: fx.Node) -> None:
     _, many, inner = _axis_of(like_of(args[0]), args[1])
     least = x.target is aten.min.dim
     source = _maybe_negative(places, args[0], least)
-    items, found = places.items(x), [None, None]
-    result: list[Value | None] = list(found)
-    for k, y in items.items():
+    result: list[Value | None] = [None, None]
+    for k, y in places.items(x).items():
         out = result[k] = places.out(y)
         if k == 0:
             _write_most(places, out, source, least, many, inner)
