@@ -112,6 +112,35 @@ class Stacked(nn.Module):
         return torch.tanh(self.map(h.flatten(1)))
 
 
+class Choosing(nn.Module):
+    """A word as a number, compared, as one of several, and as the place of an entry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h: Tensor, c: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.tanh(self.map(h)) * (1 + word.unsqueeze(1).to(h.dtype) / 5)
+        chosen = torch.where((word % 2 == 1).unsqueeze(1), y, h)
+        one = chosen.gather(1, (word % WIDTH).unsqueeze(1))
+        return chosen, c * (word > 1).unsqueeze(1) + one
+
+
+class Naming(nn.Module):
+    """Beside two states, which entry of the first is the largest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = Start()
+
+    def forward(self, x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        h, c = self.start(x)
+        if others:
+            before, was = others
+            c = before + (was == h.argmax(1)).unsqueeze(1) * h
+        return h, c, h.argmax(1)
+
+
 def random_trees(arity: int | None) -> list[Instance]:
     """Of at most so many children each; or of just two or none."""
     rng = np.random.default_rng(5)
@@ -229,6 +258,23 @@ def routed(state: Stream, graph: Graph, kind: Callable[[], nn.Module] = Gated) -
     return graph.merge(*ways)
 
 
+def choosing(state: Stream, graph: Graph) -> Stream:
+    return state.through(Choosing().double(), name="cell", read="token", keep="activations")
+
+
+def naming(run: str) -> Graph:
+    """Integers that a module makes go round beside what it makes them of."""
+    graph = Graph(vertex=("token",), value=("turns",))
+    state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+    own = {"keep": "activations"}
+    state.join(graph.input("x", turn=0).through(Naming().double(), name="first", **own))
+    step = state.through(Naming().double(), name="cell", **own).move(turn=lambda m: m.turn + 1)
+    more, done = step.where(lambda m: m.turn < m.turns, name="again")
+    state.join(more)
+    done.loss(lambda h, c, which: squared(h) + squared(c) * (1 + which))
+    return graph
+
+
 def unsure(m: Any) -> Any:
     """Goes on as long as the payload says so, at most nine times."""
     more = (m.payload[0][:, 0].abs() > 0.05).numpy()
@@ -265,6 +311,8 @@ CASES: dict[str, tuple[Callable[[str], Graph], Callable[[], list[Instance]]]] = 
     "an input that goes on": (lambda run: turning(passed, run), sets),
     "tensors put side by side": (lambda run: turning(joined, run), sets),
     "an output that nobody reads": (lambda run: turning(cell, run, both=False), sets),
+    "words as numbers": (lambda run: turning(choosing, run), sets),
+    "integers that are made": (naming, sets),
     "experts by payload": (lambda run: turning(routed, run), sets),
     "a loop that decides": (lambda run: turning(cell, run, again=unsure), sets),
     "experts in a loop that decides": (lambda run: turning(routed, run, again=unsure), sets),

@@ -31,6 +31,7 @@ ONE: Final[Mapping[Any, Op]] = {
     aten.log.default: Op.LOG,
     aten.sin.default: Op.SINE,
     aten.cos.default: Op.COSINE,
+    aten.erf.default: Op.ERF,
 }
 NUMBERS: Final[Mapping[Any, Callable[[float], tuple[Op, float]]]] = {
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), lambda v: (Op.ADD_NUMBER, v)),
@@ -41,6 +42,7 @@ NUMBERS: Final[Mapping[Any, Callable[[float], tuple[Op, float]]]] = {
     aten.lt.Scalar: lambda v: (Op.BELOW, v),
     aten.le.Scalar: lambda v: (Op.UP_TO, v),
     aten.eq.Scalar: lambda v: (Op.SAME_AS, v),
+    aten.ne.Scalar: lambda v: (Op.OTHER_THAN, v),
 }
 TWO: Final[Mapping[Any, Op]] = {
     aten.add.Tensor: Op.ADD,
@@ -56,12 +58,23 @@ TWO: Final[Mapping[Any, Op]] = {
     aten.eq.Tensor: Op.EQUAL,
     aten.lt.Tensor: Op.LESS,
     aten.gt.Tensor: Op.GREATER,
+    aten.ne.Tensor: Op.UNEQUAL,
+    aten.le.Tensor: Op.NOT_ABOVE,
+    aten.ge.Tensor: Op.NOT_BELOW,
     # Of what is one or nothing.
     aten.logical_and.default: Op.MUL,
     aten.bitwise_and.Tensor: Op.MUL,
     aten.logical_or.default: Op.MAXIMUM,
     aten.bitwise_or.Tensor: Op.MAXIMUM,
 }
+TRUTHS: Final = {
+    aten.logical_and.default,
+    aten.bitwise_and.Tensor,
+    aten.logical_or.default,
+    aten.bitwise_or.Tensor,
+    aten.bitwise_not.default,
+}
+"""Have a step of what is one or nothing."""
 
 
 Numbered = tuple[Op, list[Any], float]
@@ -120,6 +133,8 @@ NUMBERED: Final[Mapping[Any, Callable[..., Numbered]]] = {
     aten.clamp_max.default: lambda x, most: _clamp(x, None, most),
     aten.gt.Scalar: lambda x, number: (Op.ABOVE, [x], float(number)),
     aten.ge.Scalar: lambda x, number: (Op.FROM, [x], float(number)),
+    aten.logical_not.default: lambda x: (Op.SAME_AS, [x], 0.0),
+    aten.bitwise_not.default: lambda x: (Op.NUMBER_LESS, [x], 1.0),
     aten.leaky_relu.default: lambda x, slope=0.01: (Op.LEAKY, [x], float(slope)),
     aten.leaky_relu_backward.default: _leaky_back,
     aten.elu.default: _elu,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import Final, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from geartrain.nn.terms import Term
 Addresses: TypeAlias = tuple[list[int], list[Tensor]]
 Runs: TypeAlias = tuple[tuple[int, int], ...]
 """Columns of a weight: first and end of those that are neighbours."""
+_NONE: Final = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 @final
@@ -36,11 +37,13 @@ class MadeTensor:
         slot: Its address.
         tail: Its shape, after the rows.
         rows: Whether it has rows; else rows are added up in it.
+        whole: Whether it is int64.
     """
 
     slot: int
     tail: tuple[int, ...]
     rows: bool
+    whole: bool = False
 
 
 @final
@@ -174,7 +177,10 @@ class Routine:
         met = [k for one, *_ in tables for k in (one.weight, one.table, *one.biases)]
         self._read = [*(k for k, _ in operands), *(k for k, *_ in weights), *met]
         self._like = torch.empty(0, dtype=dtype, device="cpu")
-        self._sizes = [(one.rows, one.slot, one.tail) for one in made]
+        self._makers = [(_NONE if one.whole else self._like).new_empty for one in made]
+        self._sizes = [
+            (one.rows, one.slot, one.tail, new) for one, new in zip(made, self._makers, strict=True)
+        ]
         self._looks = slots, dtype, tuple(self._given), tuple(made), tuple(results)
         whats = [(one.slot, one.tail, one.rows) for one in made]
         self.form = RoutineForm(steps, slots, self._given, whats, results)
@@ -239,8 +245,8 @@ class Routine:
                 copies.append(x)
             addresses[slot] = x.data_ptr()
         made = []
-        new, zeros = self._like.new_empty, self._like.new_zeros
-        for rows, slot, tail in self._sizes:
+        zeros = self._like.new_zeros
+        for rows, slot, tail, new in self._sizes:
             x = new((n, *tail)) if rows else zeros(tail)
             addresses[slot] = x.data_ptr()
             made.append(x)
@@ -282,9 +288,9 @@ def run_together(
             copies.append(x)
         places.append((slot, x.data_ptr(), width * x.itemsize))
     made: list[Sequence[Tensor]] = []
-    for one in first._made:
+    for one, new in zip(first._made, first._makers, strict=True):
         if one.rows:
-            x = first._like.new_empty((n, *one.tail))
+            x = new((n, *one.tail))
             places.append((one.slot, x.data_ptr(), x.stride(0) * x.itemsize))
             made.append([x])
         else:

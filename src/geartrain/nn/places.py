@@ -44,14 +44,22 @@ class Like:
 @final
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Entries of each row of a slot."""
+    """Entries of each row of a slot.
+
+    Args:
+        at: Where they lie.
+        like: What they are read as.
+        whole: Whether they are int64, as arguments are. All else is numbers of the program's
+            dtype, also what a step makes of integers (a truth is 1 or 0, a count itself).
+    """
 
     at: At
     like: Like
+    whole: bool = False
 
     def part(self, first: int, tail: tuple[int, ...]) -> Value:
         at = replace(self.at, at=self.at.at + first)
-        return Value(at, replace(self.like, tail=tail))
+        return replace(self, at=at, like=replace(self.like, tail=tail))
 
 
 @final
@@ -65,7 +73,7 @@ class Places:
 
     Attributes:
         argument: Which argument a placeholder is.
-        homes: Nodes with a place of their own: results, and what is kept.
+        homes: Nodes with a place of their own: results, but integers, and what is kept.
         made: Tensors that a call makes.
         given, weights: What steps read of arguments, and of operands in products: which, whether
             turned, and which columns.
@@ -93,12 +101,14 @@ class Places:
         self.weighed = 0
         self.made: list[MadeTensor] = []
         self.homes: dict[fx.Node, Value] = {}
+        self._whole_homes: dict[fx.Node, Value] = {}
         self.argument: dict[fx.Node, int] = {}
         self._slots: dict[int, int] = {}
         self._free: dict[int, list[int]] = {}
         self._owned: dict[fx.Node, int] = {}
         self._begun: dict[fx.Node, Value] = {}
         self._within: dict[fx.Node, tuple[fx.Node, int]] = {}
+        self._converted: dict[tuple[At, int], At] = {}
 
     def given_as(
         self, order: Sequence[fx.Node | None], columns: Mapping[fx.Node, int], width: int
@@ -119,9 +129,21 @@ class Places:
 
     def home(self, x: fx.Node, like: Like) -> None:
         """A tensor of its own."""
-        slot = self.slot(0)
-        self.made.append(MadeTensor(slot, like.tail, like.rows))
-        self.homes[x] = Value(At(slot, 0, like.width if like.rows else 0), like)
+        slot, whole = self.slot(0), like.dtype is torch.int64
+        self.made.append(MadeTensor(slot, like.tail, like.rows, whole))
+        found = Value(At(slot, 0, like.width if like.rows else 0), like, whole)
+        (self._whole_homes if whole else self.homes)[x] = found
+
+    def settle(self, x: fx.Node) -> None:
+        """What has been made is where it belongs."""
+        value, home = self.values.get(x), self.homes.get(x)
+        if home is not None and value is not home:
+            self.copy(value, home)
+        home = self._whole_homes.get(x)
+        if home is not None:
+            if not isinstance(value, Value) or value.whole or not value.like.rows:
+                raise Refused
+            self.add(Op.INTEGERS, home, value.at)
 
     def of_argument(self, k: int, width: int, *, whole: bool = False) -> int:
         slot = self._slots.get(k)
@@ -135,7 +157,19 @@ class Places:
         return At(self.of_argument(self.operands + len(self._order), 1, whole=True), 0, 1)
 
     def value(self, x: Any) -> Value:
-        """Where the numbers of a node lie."""
+        """Where the numbers of a node lie; integers of an argument become numbers here."""
+        found = self.held(x)
+        if not found.whole:
+            return found
+        key = found.at, found.like.width
+        if key not in self._converted:
+            out = self.spare(found.like)
+            self.add(Op.WHOLE, out, found.at)
+            self._converted[key] = out.at
+        return Value(self._converted[key], found.like)
+
+    def held(self, x: Any) -> Value:
+        """Where what a node holds lies, which may be integers of an argument."""
         if not isinstance(x, fx.Node):
             raise Refused
         found = self.values.get(x)
@@ -150,10 +184,12 @@ class Places:
             found = Value(at, like)
         elif x in self.argument:
             k = self.argument[x]
-            if like.dtype is not self.dtype:
+            whole = like.dtype is torch.int64 and like.rows and k >= self.operands
+            if like.dtype is not self.dtype and not whole:
                 raise Refused
             width = like.width if like.rows else 0
-            found = Value(At(self.of_argument(k, width), 0, width), like)
+            at = At(self.of_argument(k, width, whole=whole), 0, width)
+            found = Value(at, like, whole)
         else:
             raise Refused
         self.values[x] = found
@@ -223,13 +259,11 @@ class Places:
 
     # Steps.
 
-    def step(
-        self, x: fx.Node, op: Op, sources: Sequence[Any], number: float = 0.0, *, all_: bool = False
-    ) -> None:
+    def step(self, x: fx.Node, op: Op, sources: Sequence[Any], number: float = 0.0) -> None:
         """An element-wise step."""
         like = like_of(x)
         read = [self.broadcast(self.value(y), like) for y in sources]
-        if sum(at.one for at in read) > (0 if all_ or len(read) == 1 else 1):
+        if sum(at.one for at in read) > (0 if len(read) == 1 else 1):
             raise Refused
         out = self.out(x)
         self.values[x] = out
@@ -249,18 +283,41 @@ class Places:
             return replace(value.at, one=like.width > 1)
         return self._widened(value, tail, like)
 
+    def across(self, at: At, like: Like) -> At:
+        """Where it is read entry by entry, if it was one for each row."""
+        if not at.one:
+            return at
+        out = self.spare(like)
+        self.add(Op.EXPAND, out, replace(at, one=False), width=1, many=like.width, inner=1)
+        return out.at
+
     def _widened(self, value: Value, tail: tuple[int, ...], like: Like) -> At:
         """With axes of one entry made as long as they are read."""
         if len(tail) != len(like.tail) or not value.like.rows:
             raise Refused
-        wide = [k for k, (a, b) in enumerate(zip(tail, like.tail, strict=True)) if a != b]
-        if any(tail[k] != 1 for k in wide) or wide != list(range(wide[0], wide[-1] + 1)):
-            raise Refused
-        many = math.prod(like.tail[wide[0] : wide[-1] + 1])
-        inner = math.prod(like.tail[wide[-1] + 1 :])
         out = self.spare(like)
-        self.add(Op.EXPAND, out, value.at, width=value.like.width, many=many, inner=inner)
+        self.stretch(out, value.at, tail)
         return out.at
+
+    def stretch(self, out: Value, at: At, tail: tuple[int, ...]) -> None:
+        """Write what lies there, axes of one entry as long as they are in ``out``.
+
+        The last ones first, those that are neighbours at once.
+        """
+        like = out.like
+        wide = [k for k, (a, b) in enumerate(zip(tail, like.tail, strict=True)) if a != b]
+        if any(tail[k] != 1 for k in wide):
+            raise Refused
+        first = len(wide) - 1
+        while first and wide[first - 1] == wide[first] - 1:
+            first -= 1
+        begin, end = wide[first], wide[-1] + 1
+        many, inner = math.prod(like.tail[begin:end]), math.prod(like.tail[end:])
+        rest = (*tail[:begin], *like.tail[begin:])
+        to = self.spare(replace(like, tail=rest)) if first else out
+        self.add(Op.EXPAND, to, at, width=math.prod(tail), many=many, inner=inner)
+        if first:
+            self.stretch(out, to.at, rest)
 
     def add(
         self,
@@ -277,6 +334,8 @@ class Places:
 
     def copy(self, value: Any, home: Value) -> None:
         if not isinstance(value, Value) or not (value.like.rows or not home.like.rows):
+            raise Refused
+        if value.whole:
             raise Refused
         if value.at != home.at:
             self.add(Op.COPY, home, value.at)

@@ -143,6 +143,46 @@ def _log_sigmoid_back(g: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
     return g * torch.sigmoid(-x)
 
 
+def _pad(x: Tensor, pads: Sequence[int], value: float = 0) -> Tensor | None:
+    sides = list(zip(pads[::2], pads[1::2], strict=True))
+    if value or (len(sides) == x.ndim and any(sides[-1])):
+        return None
+    for k, (before, after) in enumerate(sides):
+        dim = x.ndim - 1 - k
+        if before < 0 or after < 0:
+            x = aten.slice(x, dim, max(-before, 0), x.shape[dim] - max(-after, 0))
+        zeros = [
+            x.new_zeros((*x.shape[:dim], max(n, 0), *x.shape[dim + 1 :])) for n in (before, after)
+        ]
+        pieces = [y for y in (zeros[0], x, zeros[1]) if y.shape[dim]]
+        x = torch.cat(pieces, dim) if len(pieces) > 1 else x
+    return x
+
+
+def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor | None:
+    if not dims or any(dim % x.ndim == 0 for dim in dims):
+        return None
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = x.shape[dim]
+        if by := shift % max(size, 1):
+            x = torch.cat(
+                [aten.slice(x, dim, size - by, size), aten.slice(x, dim, 0, size - by)], dim
+            )
+    return x
+
+
+def _repeat(x: Tensor, repeats: Sequence[int]) -> Tensor | None:
+    if len(repeats) != x.ndim or repeats[0] != 1:
+        return None
+    for dim, times in enumerate(repeats):
+        if times != 1:
+            shape = list(x.shape)
+            many = x.unsqueeze(dim).expand([*shape[:dim], times, *shape[dim:]])
+            shape[dim] *= times
+            x = many.clone(memory_format=torch.contiguous_format).view(shape)
+    return x
+
+
 SIMPLER: Final[Mapping[Any, Callable[..., Any]]] = {
     aten.glu.default: _glu,
     aten.glu_backward.default: _glu_back,
@@ -164,5 +204,8 @@ SIMPLER: Final[Mapping[Any, Callable[..., Any]]] = {
     aten.logsumexp.default: _log_sum_exp,
     aten.log_sigmoid_forward.default: _log_sigmoid,
     aten.log_sigmoid_backward.default: _log_sigmoid_back,
+    aten.constant_pad_nd.default: _pad,
+    aten.roll.default: _roll,
+    aten.repeat.default: _repeat,
 }
 """What gives the same as an operator; None, and the operator is to be called."""

@@ -149,9 +149,7 @@ def _routine(
     for number, x in enumerate(graph.nodes):
         if x.op == "call_function" and x.target is not operator.mul:
             convert(places, x)
-            home = places.homes.get(x)
-            if home is not None and places.values.get(x) is not home:
-                places.copy(places.values.get(x), home)
+            places.settle(x)
         for y in last.get(number, ()):
             places.release(y)
     if places.weighed > MOST_WEIGHTS:
@@ -174,7 +172,8 @@ def _make_results(places: Places, results: Sequence[fx.Node]) -> list[int]:
     numbers: dict[fx.Node, int] = {}
     for x in results:
         if x not in places.argument and x not in numbers:
-            if not like_of(x).dtype.is_floating_point:
+            like = like_of(x)
+            if not like.dtype.is_floating_point and not (like.dtype is torch.int64 and like.rows):
                 raise Refused
             numbers[x] = ~len(places.made)
             places.home(x, like_of(x))

@@ -13,8 +13,18 @@ from torch import fx
 
 from geartrain.native.fused import At, Op
 from geartrain.nn.draws import drawn
-from geartrain.nn.entries import NUMBERED, NUMBERS, ONE, TWO
+from geartrain.nn.entries import NUMBERED, NUMBERS, ONE, TRUTHS, TWO
 from geartrain.nn.fold import affine_columns, looked_up, times_columns
+from geartrain.nn.integers import (
+    COUNTS,
+    INTEGERS,
+    NAMING,
+    SCATTERING,
+    compare,
+    compares,
+    convert_dtype,
+)
+from geartrain.nn.pieces import axis_of, cumulate, flip, part, put
 from geartrain.nn.places import Like, Places, Refused, Value, like_of
 from geartrain.nodes.products import affine, times
 
@@ -31,10 +41,29 @@ def convert(places: Places, x: fx.Node) -> None:
     if target in VIEWS:
         places.values[x] = VIEWS[target](places, x)
         return
+    if not _is_told(places, x):
+        raise Refused
     if target in _WAYS:
         _WAYS[target](places, x)
-        return
+    elif compares(places, x):
+        compare(places, x)
+    else:
+        _entry_by_entry(places, x)
+
+
+def _is_told(places: Places, x: fx.Node) -> bool:
+    """Whether numbers can say what a node makes, as they cannot of any integers."""
+    like = x.meta.get("like")
+    if not isinstance(like, Like) or not like.rows or x.target is aten.expand.default:
+        return True
+    return like.dtype in (places.dtype, torch.bool) or x.target in COUNTS
+
+
+def _entry_by_entry(places: Places, x: fx.Node) -> None:
+    target: Any = x.target
     args: Any = x.args
+    if target in TRUTHS and any(like_of(y).dtype is not torch.bool for y in args):
+        raise Refused
     if target in NUMBERED and not x.kwargs:
         op, sources, number = NUMBERED[target](*args)
         places.step(x, op, sources, number)
@@ -111,28 +140,33 @@ def _row_numbers(places: Places, ids: fx.Node) -> At:
 
 def _embed(places: Places, x: fx.Node) -> None:
     args: Any = x.args
-    table, at = places.value(args[0]), _row_numbers(places, args[1])
+    if args[0].target is aten.eye.default:
+        which = places.value(args[1])
+        out = places.values[x] = places.out(x)
+        places.add(Op.ONE_HOT, out, which.at, inner=like_of(x).tail[-1])
+        return
+    at = _row_numbers(places, args[1])
+    table = places.value(args[0])
     if table.like.rows or len(table.like.tail) != 2:
         raise Refused
     out = places.values[x] = places.out(x)
     places.add(Op.EMBED, out, at, table.at, many=table.like.tail[0])
 
 
+def _eye(places: Places, x: fx.Node) -> None:
+    """A unit matrix, of which rows are looked up."""
+    if len(x.args) > 1 or any(y.target is not aten.embedding.default for y in x.users):
+        raise Refused
+
+
 def _cat(places: Places, x: fx.Node) -> None:
     args: Any = x.args
-    like = like_of(x)
-    dim = args[1] if len(args) > 1 else 0
-    if dim % (len(like.tail) + 1) != 1:
-        raise Refused
-    out, at = places.out(x), 0
+    at, first = axis_of(like_of(x), args[1] if len(args) > 1 else 0), 0
+    out = places.out(x)
     for y in args[0]:
         piece = places.value(y)
-        if not piece.like.rows or piece.like.tail[1:] != like.tail[1:]:
-            raise Refused
-        there = out.part(at, piece.like.tail)
-        if piece.at != there.at:
-            places.copy(piece, there)
-        at += piece.like.width
+        put(places, out, piece, at, first)
+        first += piece.like.tail[at]
     places.values[x] = out
 
 
@@ -159,6 +193,8 @@ def _sum(places: Places, x: fx.Node, *, mean: bool) -> None:
         raise Refused
     source = places.value(args[0])
     tail = source.like.tail
+    if source.like.dtype not in (places.dtype, torch.bool):
+        raise Refused
     named = args[1] if len(args) > 1 else None
     dims = sorted(d % (len(tail) + 1) for d in (named or range(len(tail) + 1)))
     if not source.like.rows:
@@ -167,12 +203,26 @@ def _sum(places: Places, x: fx.Node, *, mean: bool) -> None:
     if dims[0] == 0 and not mean and home is not None:
         _sum_of_rows(places, x, source, dims[1:], home)
         return
-    if dims[0] == 0 or dims != list(range(dims[0], dims[-1] + 1)):
+    if dims[0] == 0:
         raise Refused
-    many, inner = math.prod(tail[dims[0] - 1 : dims[-1]]), math.prod(tail[dims[-1] :])
-    out = places.values[x] = places.out(x)
+    out = places.out(x)
+    _add_up(places, out, source, [d - 1 for d in dims], mean=mean)
+    places.values[x] = out
+
+
+def _add_up(places: Places, out: Value, source: Value, axes: Sequence[int], *, mean: bool) -> None:
+    """Some axes of rows, the last ones first: those that are neighbours at once."""
+    first = len(axes) - 1
+    while first and axes[first - 1] == axes[first] - 1:
+        first -= 1
+    tail, begin, end = source.like.tail, axes[first], axes[-1] + 1
+    many, inner = math.prod(tail[begin:end]), math.prod(tail[end:])
     number = 1 / many if mean else 1.0
-    places.add(Op.REDUCE, out, source.at, number=number, many=many, inner=inner)
+    rest = replace(source.like, tail=(*tail[:begin], *tail[end:]))
+    to = places.spare(rest) if first else out
+    places.add(Op.REDUCE, to, source.at, number=number, many=many, inner=inner)
+    if first:
+        _add_up(places, out, to, axes[:first], mean=mean)
 
 
 def _home_of_sum(places: Places, x: fx.Node) -> Value | None:
@@ -276,16 +326,26 @@ def _where(places: Places, x: fx.Node) -> None:
         places.add(Op.NUMBER_LESS, around, mask.at, number=1.0)
         _put(places, x, args[1], around, other)
     else:
-        places.step(x, Op.WHERE, args, all_=True)
+        _choose(places, x)
+
+
+def _choose(places: Places, x: fx.Node) -> None:
+    """One of two, entry by entry, or by one truth for all of a row."""
+    args: Any = x.args
+    like = like_of(x)
+    mask, *others = (places.broadcast(places.value(y), like) for y in args)
+    both = [places.across(at, like) for at in others]
+    out = places.values[x] = places.out(x)
+    places.add(Op.WHERE, out, mask, *both)
 
 
 def _put(places: Places, x: fx.Node, source: fx.Node, mask: Value, number: float) -> None:
     """The number where a mask is, else what there was."""
-    if mask.like.tail != like_of(x).tail or not mask.like.rows:
-        raise Refused
-    at = places.broadcast(places.value(source), like_of(x))
+    like = like_of(x)
+    where = places.broadcast(mask, like)
+    at = places.across(places.broadcast(places.value(source), like), like)
     out = places.values[x] = places.out(x)
-    places.add(Op.FILL, out, at, mask.at, number=number)
+    places.add(Op.FILL, out, at, where, number=number)
 
 
 def _number(x: Any) -> float | None:
@@ -360,50 +420,46 @@ def _fill(places: Places, x: fx.Node) -> None:
 
 
 def _zeros(places: Places, x: fx.Node) -> None:
+    if x.users and all(y.target in SCATTERING and y.args.count(x) == 1 for y in x.users):
+        return
     out = places.values[x] = places.out(x)
     places.add(Op.ZERO, out)
 
 
 def _slice_back(places: Places, x: fx.Node) -> None:
     args: Any = x.args
-    _, _, dim, start, end, step = args
-    like, piece = like_of(x), places.value(args[0])
-    size = like.tail[0] if like.tail else 0
-    if dim != 1 or step != 1 or not 0 <= start <= min(end, size) or not like.rows:
+    _, _, dim, start, _, step = args
+    like = like_of(x)
+    at = axis_of(like, dim)
+    start += like.tail[at] if start < 0 else 0
+    if step != 1 or start < 0:
         raise Refused
     out = places.values[x] = places.out(x)
     places.add(Op.ZERO, out)
-    places.copy(piece, out.part(start * math.prod(like.tail[1:]), piece.like.tail))
+    put(places, out, places.value(args[0]), at, start)
 
 
 def _select_back(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     _, _, dim, index = args
     like, piece = like_of(x), places.value(args[0])
-    if dim != 1 or index < 0 or not like.rows:
-        raise Refused
+    at = axis_of(like, dim)
+    index = index + like.tail[at] if index < 0 else index
+    tail = (*like.tail[:at], 1, *like.tail[at + 1 :])
     out = places.values[x] = places.out(x)
     places.add(Op.ZERO, out)
-    places.copy(piece, out.part(index * math.prod(like.tail[1:]), piece.like.tail))
-
-
-def _most(places: Places, x: fx.Node) -> None:
-    args: Any = x.args
-    source = places.value(args[0])
-    tail, dims = source.like.tail, args[1]
-    if len(dims) != 1 or not source.like.rows or dims[0] % (len(tail) + 1) == 0:
-        raise Refused
-    at = dims[0] % (len(tail) + 1) - 1
-    out = places.values[x] = places.out(x)
-    places.add(Op.MOST, out, source.at, many=tail[at], inner=math.prod(tail[at + 1 :]))
+    put(places, out, replace(piece, like=replace(piece.like, tail=tail)), at, index)
 
 
 def _expand(places: Places, x: fx.Node) -> None:
-    like, source = like_of(x), places.value(x.args[0])
+    like, source = like_of(x), places.held(x.args[0])
     tail = source.like.tail
     if tail == like.tail and source.like.rows == like.rows:
-        places.values[x] = Value(source.at, like)
+        places.values[x] = replace(source, like=like)
         return
+    if source.whole and any(y.target not in NAMING for y in x.users):
+        raise Refused
+    source = places.value(x.args[0])
     if not source.like.rows and like.rows and x not in places.homes:
         rest = tail[1:] if len(tail) == len(like.tail) + 1 and tail[0] == 1 else tail
         if rest == like.tail:  # every row is the same
@@ -411,57 +467,55 @@ def _expand(places: Places, x: fx.Node) -> None:
             return
     if not source.like.rows or not like.rows or len(tail) != len(like.tail):
         raise Refused
-    wide = [k for k, (a, b) in enumerate(zip(tail, like.tail, strict=True)) if a != b]
-    if wide != list(range(wide[0], wide[-1] + 1)):
-        raise Refused
-    many = math.prod(like.tail[wide[0] : wide[-1] + 1])
-    inner = math.prod(like.tail[wide[-1] + 1 :])
     out = places.values[x] = places.out(x)
-    places.add(Op.EXPAND, out, source.at, width=source.like.width, many=many, inner=inner)
+    places.stretch(out, source.at, tail)
 
 
 def _same(places: Places, x: fx.Node) -> Value:
-    like, source = like_of(x), places.value(x.args[0])
+    like, source = like_of(x), places.held(x.args[0])
     if like.rows != source.like.rows or like.width != source.like.width:
         raise Refused
-    return Value(source.at, like)
+    return replace(source, like=like)
 
 
 def _slice(places: Places, x: fx.Node) -> Value:
     args: Any = x.args
-    source, dim = places.value(args[0]), args[1] if len(args) > 1 else 0
+    source, dim = places.held(args[0]), args[1] if len(args) > 1 else 0
     like = like_of(x)
     if not source.like.rows or not like.rows or len(args) > 4:
         raise Refused
     if dim == 0 and like.tail == source.like.tail:
         return source
-    start = args[2] if len(args) > 2 and args[2] is not None else 0
-    if dim != 1 or not isinstance(start, int) or start < 0:
+    at, start = axis_of(source.like, dim), args[2] if len(args) > 2 else None
+    if not isinstance(start, int | None):
         raise Refused
-    return source.part(start * math.prod(like.tail[1:]), like.tail)
+    start = start or 0
+    size = source.like.tail[at]
+    return part(places, x, source, at, max(start + size, 0) if start < 0 else min(start, size))
 
 
 def _select(places: Places, x: fx.Node) -> Value:
     args: Any = x.args
-    source, like = places.value(args[0]), like_of(x)
-    if args[1] != 1 or args[2] < 0 or not source.like.rows or not like.rows:
-        raise Refused
-    return source.part(args[2] * like.width, like.tail)
-
-
-def _split(places: Places, x: fx.Node) -> list[Value]:
-    args: Any = x.args
-    source, dim = places.value(args[0]), args[2] if len(args) > 2 else 0
+    source, like = places.held(args[0]), like_of(x)
+    at, index = axis_of(source.like, args[1]), args[2]
     tail = source.like.tail
-    if not tail or dim % (len(tail) + 1) != 1 or not source.like.rows:
-        raise Refused
-    each = math.prod(tail[1:])
-    sizes = args[1]
+    one = replace(like, tail=(*tail[:at], 1, *tail[at + 1 :]))
+    found = part(places, x, source, at, index + tail[at] if index < 0 else index, one)
+    return replace(found, like=like)
+
+
+def _split(places: Places, x: fx.Node) -> list[Value | None]:
+    args: Any = x.args
+    source, dim = places.held(args[0]), args[2] if len(args) > 2 else 0
+    at = axis_of(source.like, dim)
+    tail, sizes = source.like.tail, args[1]
     if isinstance(sizes, int):
-        sizes = [min(sizes, tail[0] - at) for at in range(0, tail[0], sizes)]
-    found, first = [], 0
-    for size in sizes:
-        found.append(source.part(first * each, (size, *tail[1:])))
+        sizes = [min(sizes, tail[at] - k) for k in range(0, tail[at], sizes)]
+    items, first = places.items(x), 0
+    found: list[Value | None] = [None] * len(sizes)
+    for k, size in enumerate(sizes):
+        if k in items:
+            found[k] = part(places, items[k], source, at, first)
         first += size
     return found
 
@@ -489,6 +543,7 @@ VIEWS: Final[Mapping[Any, _Way]] = {
     **dict.fromkeys(_RESHAPES, _same),
     aten.slice.Tensor: _slice,
     aten.select.int: _select,
+    aten._to_copy.default: convert_dtype,
     aten.split.Tensor: _split,
     aten.unsafe_split.Tensor: _split,
     aten.split_with_sizes.default: _split,
@@ -503,6 +558,7 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     times_columns: lambda places, x: _product(places, x, turned=True, columns=_columns(x)),
     looked_up: _looked_up,
     aten.embedding.default: _embed,
+    aten.eye.default: _eye,
     drawn: _draw,
     aten.cat.default: _cat,
     aten.sum.default: lambda places, x: _sum(places, x, mean=False),
@@ -532,8 +588,10 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     aten.new_zeros.default: _zeros,
     aten.slice_backward.default: _slice_back,
     aten.select_backward.default: _select_back,
-    aten.amax.default: _most,
+    aten.flip.default: flip,
+    aten.cumsum.default: cumulate,
     aten.expand.default: _expand,
+    **INTEGERS,
 }
 _SCALARS_READ: Final = {aten.where.self, aten.clamp_min.Tensor}
 """What reads a tensor that is nothing but a number."""

@@ -1,0 +1,247 @@
+"""Operators on integers that have a step in C, and those that name entries of a row by number.
+
+    int64 of an argument ─► compared, or divided, as integers ─► truths and remainders, as numbers
+                         ─► numbers, where they meet numbers
+    the place of the most, or an argument ─► entries there, and back to there
+
+Nothing is added or multiplied as integers: what comes out of here is small, or a truth, so that a
+number of the program's dtype has it exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from geartrain.native.fused import At, Op
+from geartrain.nn.pieces import axis_of
+from geartrain.nn.places import Like, Places, Refused, Value, like_of
+
+aten = torch.ops.aten
+
+LARGEST: Final = 1 << 24
+"""Integers up to it are numbers of every dtype."""
+_LESS, _SAME, _MORE = 1, 2, 4
+COMPARED: Final[Mapping[Any, int]] = {
+    **dict.fromkeys((aten.lt.Scalar, aten.lt.Tensor), _LESS),
+    **dict.fromkeys((aten.le.Scalar, aten.le.Tensor), _LESS + _SAME),
+    **dict.fromkeys((aten.eq.Scalar, aten.eq.Tensor), _SAME),
+    **dict.fromkeys((aten.ne.Scalar, aten.ne.Tensor), _LESS + _MORE),
+    **dict.fromkeys((aten.ge.Scalar, aten.ge.Tensor), _SAME + _MORE),
+    **dict.fromkeys((aten.gt.Scalar, aten.gt.Tensor), _MORE),
+}
+"""Operators, and the outcomes of a comparison that they ask for."""
+
+
+def compares(places: Places, x: fx.Node) -> bool:
+    """Whether a node compares nothing but integers of arguments."""
+    if x.target not in COMPARED or x.kwargs:
+        return False
+    a, b = x.args
+    return _is_whole(places, a) and (isinstance(b, int) or _is_whole(places, b))
+
+
+def _is_whole(places: Places, x: Any) -> bool:
+    return isinstance(x, fx.Node) and like_of(x).rows and places.held(x).whole
+
+
+def compare(places: Places, x: fx.Node) -> None:
+    """Integers as such, with others or with one."""
+    a, b = x.args
+    which, like = COMPARED[x.target], like_of(x)
+    read = [_across(places.held(y), like) for y in (a, b) if isinstance(y, fx.Node)]
+    number = b if isinstance(b, int) else 0
+    _write_comparison(places, x, read, number, which)
+
+
+def _write_comparison(places: Places, x: fx.Node, read: list[At], number: int, which: int) -> None:
+    out = places.values[x] = places.out(x)
+    places.add(Op.COMPARE, out, *read, many=number, inner=which)
+
+
+def _across(value: Value, like: Like) -> At:
+    """Where integers are read, each for itself or one for all of a row."""
+    if value.like.tail == like.tail:
+        return value.at
+    if value.like.width != 1 or len(value.like.tail) != len(like.tail):
+        raise Refused
+    return replace(value.at, one=True)
+
+
+def convert_dtype(places: Places, x: fx.Node) -> Value:
+    """A truth or a count is a number as it is; integers of an argument become numbers."""
+    args: Any = x.args
+    source, like, before = places.held(args[0]), like_of(x), like_of(args[0]).dtype
+    if not source.like.rows or not set(x.kwargs) <= _NEITHER_HERE_NOR_THERE:
+        raise Refused
+    if like.dtype is before:
+        return source
+    if like.dtype is torch.bool:
+        if not source.whole:
+            raise Refused
+        _write_comparison(places, x, [source.at], 0, _LESS + _MORE)
+        found: Value = places.values[x]
+        return found
+    if before not in (torch.bool, torch.int64) or like.dtype not in (places.dtype, torch.int64):
+        raise Refused
+    return replace(places.value(args[0]), like=like)
+
+
+_NEITHER_HERE_NOR_THERE: Final = {"dtype", "layout", "device", "memory_format"}
+
+
+def remainder(places: Places, x: fx.Node) -> None:
+    """What is left of integers by a number."""
+    args: Any = x.args
+    number = args[1]
+    if not _is_whole(places, args[0]) or not isinstance(number, int):
+        raise Refused
+    if not 0 < number <= LARGEST:
+        raise Refused
+    out = places.out(x)
+    places.add(Op.MODULO, out, places.held(args[0]).at, many=number)
+    places.values[x] = out
+
+
+def _axis_of(like: Like, dim: int) -> tuple[int, int, int]:
+    """Where an axis of each row is in its shape, its entries, and those after it."""
+    at = axis_of(like, dim)
+    return at, like.tail[at], math.prod(like.tail[at + 1 :])
+
+
+def most(places: Places, x: fx.Node) -> None:
+    """The largest or least of some axes that are neighbours."""
+    args: Any = x.args
+    like = like_of(args[0])
+    dims = sorted(d % (len(like.tail) + 1) for d in args[1])
+    if not dims or dims[0] == 0 or dims != list(range(dims[0], dims[-1] + 1)):
+        raise Refused
+    many, inner = math.prod(like.tail[dims[0] - 1 : dims[-1]]), math.prod(like.tail[dims[-1] :])
+    least = x.target is aten.amin.default
+    source = _maybe_negative(places, args[0], least)
+    out = places.out(x)
+    _write_most(places, out, source, least, many, inner)
+    places.values[x] = out
+
+
+def _maybe_negative(places: Places, x: fx.Node, least: bool) -> Value:
+    """What is read for the most of it, or for the least."""
+    source = places.value(x)
+    if not source.like.rows:
+        raise Refused
+    if not least:
+        return source
+    other = places.spare(source.like)
+    places.add(Op.NEG, other, source.at)
+    return other
+
+
+def _write_most(
+    places: Places, out: Value, source: Value, least: bool, many: int, inner: int
+) -> None:
+    places.add(Op.MOST, out, source.at, many=many, inner=inner)
+    if least:
+        places.add(Op.NEG, out, out.at)
+
+
+def most_and_where(places: Places, x: fx.Node) -> None:
+    """The largest or least of an axis, and which it is, if anybody asks."""
+    args: Any = x.args
+    _, many, inner = _axis_of(like_of(args[0]), args[1])
+    least = x.target is aten.min.dim
+    source = _maybe_negative(places, args[0], least)
+    result: list[Value | None] = [None, None]
+    for k, y in places.items(x).items():
+        out = result[k] = places.out(y)
+        if k == 0:
+            _write_most(places, out, source, least, many, inner)
+        else:
+            _write_where(places, out, source, many, inner)
+    places.values[x] = result
+
+
+def _write_where(places: Places, out: Value, source: Value, many: int, inner: int) -> None:
+    if many > LARGEST:
+        raise Refused
+    places.add(Op.MOST_AT, out, source.at, many=many, inner=inner)
+
+
+def where_most(places: Places, x: fx.Node) -> None:
+    """Which of an axis is the first of the largest, or of the least."""
+    args: Any = x.args
+    if len(args) < 2 or args[1] is None:
+        raise Refused
+    _, many, inner = _axis_of(like_of(args[0]), args[1])
+    source = _maybe_negative(places, args[0], x.target is aten.argmin.default)
+    out = places.out(x)
+    _write_where(places, out, source, many, inner)
+    places.values[x] = out
+
+
+def gather(places: Places, x: fx.Node) -> None:
+    """Entries of an axis, by number."""
+    args: Any = x.args
+    source, which, like = places.value(args[0]), places.value(args[2]), like_of(x)
+    some, many, inner = _named(source.like, which.like, args[1])
+    if not which.like.rows or x.kwargs:
+        raise Refused
+    out = places.values[x] = places.out(x)
+    places.add(Op.GATHER, out, source.at, which.at, number=some, many=many, inner=inner)
+    if out.like.width != like.width:
+        raise Refused
+
+
+def scatter(places: Places, x: fx.Node) -> None:
+    """Of zeros, what goes by number to entries of an axis, added up."""
+    args: Any = x.args
+    zeros, dim, which, source = args
+    if zeros.target is not aten.new_zeros.default or x.kwargs:
+        raise Refused
+    came, index = places.value(source), places.value(which)
+    some, many, inner = _named(like_of(x), index.like, dim)
+    alone = x.target is aten.scatter_add.default or some == 1  # else one of several goes there
+    if not alone or came.like.tail != index.like.tail or not (came.like.rows and index.like.rows):
+        raise Refused
+    out = places.values[x] = places.out(x)
+    places.add(Op.SCATTER, out, came.at, index.at, number=some, many=many, inner=inner)
+
+
+def _named(whole: Like, index: Like, dim: int) -> tuple[int, int, int]:
+    """How many of an axis are named, how many there are, and entries after it."""
+    at, many, inner = _axis_of(whole, dim)
+    if len(index.tail) != len(whole.tail) or many > LARGEST or not whole.width:
+        raise Refused
+    if any(a != b for k, (a, b) in enumerate(zip(index.tail, whole.tail, strict=True)) if k != at):
+        raise Refused
+    return index.tail[at], many, inner
+
+
+NAMING: Final = {aten.gather.default, aten.scatter_add.default, aten.scatter.src}
+"""What reads integers as places of entries: of a number that is not exact there is no entry."""
+SCATTERING: Final = {aten.scatter_add.default, aten.scatter.src}
+COUNTS: Final = {
+    aten.sum.default,
+    aten.sum.dim_IntList,
+    aten.remainder.Scalar,
+    aten.argmax.default,
+    aten.argmin.default,
+    aten.embedding.default,  # of a unit matrix
+}
+"""What makes integers that a number has exactly."""
+INTEGERS: Final[Mapping[Any, Callable[[Places, fx.Node], None]]] = {
+    aten.remainder.Scalar: remainder,
+    aten.amax.default: most,
+    aten.amin.default: most,
+    aten.max.dim: most_and_where,
+    aten.min.dim: most_and_where,
+    aten.argmax.default: where_most,
+    aten.argmin.default: where_most,
+    aten.gather.default: gather,
+    aten.scatter_add.default: scatter,
+    aten.scatter.src: scatter,
+}
