@@ -150,7 +150,7 @@ class Folding:
         found: list[Summand] = []
         claims: list[_Claim] = []
         for summand in summands:
-            if summand.how != "rows" or not self._names_rows(summand.tensors[1]):
+            if summand.how != "rows" or not self._is_of_table(summand):
                 found.append(summand)
                 continue
             leaves = list(self._leaves(summand.tensors[0]))
@@ -176,6 +176,11 @@ class Folding:
                 )
             )
         return found
+
+    def _is_of_table(self, summand: Summand) -> bool:
+        """Whether it is rows of a matrix, one for each row."""
+        matrix = len(self._shapes[self._operands[summand.operand]]) == 2
+        return matrix and self._names_rows(summand.tensors[1])
 
     def _names_rows(self, ids: fx.Node) -> bool:
         """Whether it is an input that names one row of a table for each row."""

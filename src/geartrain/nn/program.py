@@ -364,7 +364,7 @@ class Program(AbstractKernel):
         elif term.how == "sum":
             into.add_sum(parameter, found[0])
         else:
-            rows, ids = found[0].reshape(-1, parameter.shape[1]), found[1].reshape(-1)
+            rows, ids = found[0].reshape(-1, *parameter.shape[1:]), found[1].reshape(-1)
             if term.padding >= 0:
                 learns = ids != term.padding
                 rows, ids = rows[learns], ids[learns]

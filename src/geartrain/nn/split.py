@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast, final
 
@@ -30,6 +31,7 @@ from geartrain.nn.counted import SIZES, VIEWS, CountedGraph
 from geartrain.nn.emit import emit
 from geartrain.nn.fold import Columns, Folding, Summand, affine_columns, times_columns
 from geartrain.nn.fused import Pair
+from geartrain.nn.indexed import RowsOfTables
 from geartrain.nn.places import Like
 from geartrain.nn.record import Trace, draws, record
 from geartrain.nn.steps import fuse
@@ -38,6 +40,7 @@ from geartrain.nodes.call import differentiate
 from geartrain.nodes.products import affine, times
 
 aten = torch.ops.aten
+_TO_TABLE = aten.embedding_dense_backward.default
 Function: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
 """Outputs of operands and inputs."""
 
@@ -155,7 +158,9 @@ def trace(
         def outputs(learned: list[Tensor], real: list[Tensor]) -> tuple[Any, Any]:
             # Copies, as autograd lets nobody write into a leaf; the graph loses them again.
             own = [x.clone() for x in _merged(xs, floats, real)]
-            ys = function(_merged(theta, learns, learned), own)
+            given = _merged(theta, learns, learned)
+            with nullcontext() if composed else RowsOfTables(given):
+                ys = function(given, own)
             floating = tuple(y for y in ys if y.is_floating_point())
             # Here and not by what ``vjp`` returns: that imports a compiler, for a second or two.
             found = differentiate(floating, dys, [*learned, *real])
@@ -378,10 +383,12 @@ class _Cut:
             yield Summand(k, "product", pair, of)
         elif (rows := self._summed(d)) is not None and len(shape) == 1:
             yield Summand(k, "sum", (rows,), of)
-        elif target is aten.embedding_dense_backward.default and not turned:
+        elif target is _TO_TABLE and not turned and self._names_rows(args, shape):
             if args[4]:
                 raise GraphError("an embedding's scale_grad_by_freq mixes rows")
             yield Summand(k, "rows", (args[0], args[1]), of, args[3])
+        elif target in VIEWS and not turned and args[0].target is _TO_TABLE:
+            yield from self._terms(k, args[0], shape)
         elif turned:
             with self._graph.inserting_after(d):
                 whole = self._graph.call_function(aten.t.default, (d,))
@@ -389,6 +396,10 @@ class _Cut:
             yield Summand(k, "value", (whole,), of)
         else:
             yield Summand(k, "value", (d,), of)
+
+    def _names_rows(self, args: Sequence[Any], shape: Sequence[int]) -> bool:
+        """Whether a table's gradient is by row of an operand, each row's own; else it is one."""
+        return self._all.is_many(args[1]) and args[2] == shape[0]
 
     def _of_columns(self, k: int, d: fx.Node, turned: bool) -> list[Summand]:
         """The summands of some columns of a weight's gradient, if they are products."""
@@ -451,7 +462,7 @@ class _Cut:
         others = [y for y in kept if y is not x]
         if x.target is aten.embedding.default:  # of weights, which are those of now
             args: Any = x.args
-            return args[0] in self._operands and args[1] in others
+            return self._chain(args[0])[-1] in self._operands and args[1] in others
         if x.target not in _PASSES or not self._all.is_whole(x):
             return False
         return all(
