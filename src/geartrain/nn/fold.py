@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias, final
 import torch
 from torch import Tensor, fx
 
+from geartrain.nn.counted import SIZES
 from geartrain.nn.terms import How, Term
 from geartrain.nodes.products import affine, times
 
@@ -217,6 +218,8 @@ class Folding:
         source, _, first, end = args
         shape = self._shapes.get(source, ())
         if len(shape) != 2 or not (isinstance(first, int) and isinstance(end, int)):
+            return None
+        if shape[0] != SIZES[0]:  # several rows for each row
             return None
         return (source, (first, min(end, shape[1]))) if 0 <= first <= end else None
 

@@ -30,11 +30,13 @@ class Like:
         tail: Its shape, without the rows if it has any.
         rows: Whether it has one row for each row, first axis.
         dtype: Of it.
+        merged: Whether its first axis counts the first of the tail too: several rows for each row.
     """
 
     tail: tuple[int, ...]
     rows: bool
     dtype: torch.dtype
+    merged: bool = False
 
     @property
     def width(self) -> int:
@@ -44,10 +46,21 @@ class Like:
 @final
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Entries of each row of a slot."""
+    """Entries of each row of a slot.
+
+    Args:
+        at: Where they lie.
+        like: What they are.
+        turned: Whether its last two axes lie the other way round there.
+        which: Row numbers, if rows of a table are still to be looked up.
+        of: How many rows that table has.
+    """
 
     at: At
     like: Like
+    turned: bool = False
+    which: At | None = None
+    of: int = 0
 
     def part(self, first: int, tail: tuple[int, ...]) -> Value:
         at = replace(self.at, at=self.at.at + first)
@@ -135,7 +148,27 @@ class Places:
         return At(self.of_argument(self.operands + len(self._order), 1, whole=True), 0, 1)
 
     def value(self, x: Any) -> Value:
-        """Where the numbers of a node lie."""
+        """Where the numbers of a node lie, in order."""
+        found = self.raw(x)
+        if found.turned or found.which is not None:
+            found = self.values[x] = self._in_order(found)
+        return found
+
+    def _in_order(self, value: Value, home: Value | None = None) -> Value:
+        """What is still to be looked up or turned, done."""
+        like = value.like
+        if value.which is not None:
+            out = home if home is not None and not value.turned else self.spare(like)
+            self.add(Op.EMBED, out, value.which, value.at, many=value.of)
+            value = replace(value, at=out.at, which=None)
+        if value.turned:
+            out, (inner, many) = home or self.spare(like), like.tail[-2:]
+            self.add(Op.TURN, out, value.at, number=1, many=many, inner=inner)
+            value = replace(value, at=out.at, turned=False)
+        return value
+
+    def raw(self, x: Any) -> Value:
+        """Where the numbers of a node lie, as they lie there."""
         if not isinstance(x, fx.Node):
             raise Refused
         found = self.values.get(x)
@@ -278,7 +311,9 @@ class Places:
     def copy(self, value: Any, home: Value) -> None:
         if not isinstance(value, Value) or not (value.like.rows or not home.like.rows):
             raise Refused
-        if value.at != home.at:
+        if value.turned or value.which is not None:
+            self._in_order(value, home)
+        elif value.at != home.at:
             self.add(Op.COPY, home, value.at)
 
     def spare(self, like: Like) -> Value:

@@ -40,7 +40,6 @@ from geartrain.nodes.call import differentiate
 from geartrain.nodes.products import affine, times
 
 aten = torch.ops.aten
-_TO_TABLE = aten.embedding_dense_backward.default
 Function: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
 """Outputs of operands and inputs."""
 
@@ -214,10 +213,11 @@ class _Cut:
         self._mark()
         self._use_products()
         for x in self._graph.nodes:
-            dtype = x.meta.get("dtype")
-            if dtype is not None and self._rows.get(x, 1) == 1 and not self._axis.get(x):
-                tail = self._shapes[x][1:] if x in self._rows else self._shapes[x]
-                x.meta["like"] = Like(tail, x in self._rows, dtype)
+            dtype, rows = x.meta.get("dtype"), self._rows.get(x, 0)
+            if dtype is not None and not self._axis.get(x):
+                tail = self._shapes[x][1:] if rows else self._shapes[x]
+                several = (rows,) if rows > 1 else ()
+                x.meta["like"] = Like((*several, *tail), rows > 0, dtype, bool(several))
 
     def split(self, learned: Sequence[int], wanted: Sequence[int]) -> TraceSplit:
         """``learned`` operands and ``wanted`` inputs are those that were differentiated."""
@@ -305,6 +305,8 @@ class _Cut:
             if self._rows[x] != 1:
                 shape: Any = (made[self._n], self._rows[x], *self._shapes[x][1:])
                 y = graph.call_function(aten.reshape.default, (y, shape))
+                if (like := made[x].meta.get("like")) is not None:
+                    y.meta["like"] = replace(like, merged=False)
             elif self._axis[x]:
                 y = graph.call_function(torch.movedim, (y, self._axis[x], 0))
             found.append(y)
@@ -315,12 +317,14 @@ class _Cut:
         for x in kept:
             if self._rows[x] != 1:
                 made[x] = graph.call_function(torch.flatten, (made[x], 0, 1))
+                made[x].meta.update(x.meta)
             elif self._axis[x]:
                 made[x] = graph.call_function(torch.movedim, (made[x], 0, self._axis[x]))
         for x, view in self._apart.items():
             shape: list[Any] = list(self._shapes[x])
             shape[self._axis[x]] = graph.call_function(operator.mul, (made[self._n], self._rows[x]))
             made[x] = graph.call_function(aten.reshape.default, (made[view], shape))
+            made[x].meta.update(x.meta)
         self._all.copy(roots, graph, made)
         return _finished(graph, [made[d] for d in roots])
 
@@ -383,12 +387,8 @@ class _Cut:
             yield Summand(k, "product", pair, of)
         elif (rows := self._summed(d)) is not None and len(shape) == 1:
             yield Summand(k, "sum", (rows,), of)
-        elif target is _TO_TABLE and not turned and self._names_rows(args, shape):
-            if args[4]:
-                raise GraphError("an embedding's scale_grad_by_freq mixes rows")
-            yield Summand(k, "rows", (args[0], args[1]), of, args[3])
-        elif target in VIEWS and not turned and args[0].target is _TO_TABLE:
-            yield from self._terms(k, args[0], shape)
+        elif not turned and (found := self._by_row(k, d, shape)) is not None:
+            yield found
         elif turned:
             with self._graph.inserting_after(d):
                 whole = self._graph.call_function(aten.t.default, (d,))
@@ -397,9 +397,21 @@ class _Cut:
         else:
             yield Summand(k, "value", (d,), of)
 
-    def _names_rows(self, args: Sequence[Any], shape: Sequence[int]) -> bool:
-        """Whether a table's gradient is by row of an operand, each row's own; else it is one."""
-        return self._all.is_many(args[1]) and args[2] == shape[0]
+    def _by_row(self, k: int, d: fx.Node, shape: Sequence[int]) -> Summand | None:
+        """Of a table: rows and which they are, if that has some for each row."""
+        if d.target in VIEWS:  # it has more axes, and is seen as a table
+            d = cast(fx.Node, d.args[0])
+        if d.target is not aten.embedding_dense_backward.default:
+            return None
+        args: Any = d.args
+        if args[4]:
+            raise GraphError("an embedding's scale_grad_by_freq mixes rows")
+        if not self._all.is_many(args[1]) or args[2] != shape[0]:
+            return None
+        rows = args[0]
+        while rows.target in VIEWS and self._all.is_whole(rows.args[0]):
+            rows = rows.args[0]
+        return Summand(k, "rows", (rows, args[1]), self._of[d], args[3])
 
     def _of_columns(self, k: int, d: fx.Node, turned: bool) -> list[Summand]:
         """The summands of some columns of a weight's gradient, if they are products."""

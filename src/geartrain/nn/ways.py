@@ -28,6 +28,8 @@ def convert(places: Places, x: fx.Node) -> None:
         Refused: There is no step for it.
     """
     target: Any = x.target
+    if target not in _SEVERAL and any(_is_merged(y) for y in (x, *x.all_input_nodes)):
+        raise Refused
     if target in VIEWS:
         places.values[x] = VIEWS[target](places, x)
         return
@@ -66,10 +68,11 @@ def _product(
         bias = places.value(args[2]).at
         if like_of(args[2]).rows or like_of(args[2]).tail != (width,):
             raise Refused
-    if rows.like.tail != (depth,) or not rows.like.rows:
+    *several, own = rows.like.tail or (0,)
+    if own != depth or not rows.like.rows or len(several) != int(rows.like.merged):
         raise Refused
     out = places.values[x] = places.out(x)
-    places.add(Op.PRODUCT, out, rows.at, weight, bias, many=depth)
+    places.add(Op.PRODUCT, out, rows.at, weight, bias, many=depth, number=math.prod(several))
 
 
 def _columns(x: fx.Node) -> tuple[int, int]:
@@ -111,29 +114,71 @@ def _row_numbers(places: Places, ids: fx.Node) -> At:
 
 def _embed(places: Places, x: fx.Node) -> None:
     args: Any = x.args
-    table, at = places.value(args[0]), _row_numbers(places, args[1])
+    table = places.value(args[0])
     if table.like.rows or len(table.like.tail) != 2:
         raise Refused
+    many, like = table.like.tail[0], like_of(x)
+    if like_of(args[1]).tail:
+        _embed_several(places, x, table)
+        return
+    at = _row_numbers(places, args[1])
+    if _are_matrices(x) and x not in places.homes:
+        places.values[x] = Value(table.at, like, which=at, of=many)
+        return
     out = places.values[x] = places.out(x)
-    places.add(Op.EMBED, out, at, table.at, many=table.like.tail[0])
+    places.add(Op.EMBED, out, at, table.at, many=many)
+
+
+def _embed_several(places: Places, x: fx.Node, table: Value) -> None:
+    """Rows of a table side by side."""
+    ids, like = cast("fx.Node", x.args[1]), like_of(x)
+    few = like_of(ids)
+    if ids not in places.argument or few.dtype is not torch.int64 or not few.rows or few.merged:
+        raise Refused
+    slot = places.of_argument(places.argument[ids], few.width, whole=True)
+    out, (many, width) = places.out(x), table.like.tail
+    for k in range(few.width):
+        part, at = out.part(k * width, (width,)), At(slot, k, few.width)
+        places.add(Op.EMBED, part, at, table.at, many=many)
+    places.values[x] = Value(out.at, like)
+
+
+def _are_matrices(x: fx.Node) -> bool:
+    """Whether products of matrices alone read it, as it is or turned."""
+    return all(
+        y.target is aten.bmm.default
+        or ((y.target in _RESHAPES or y.target in TURNS) and _are_matrices(y))
+        for y in x.users
+    )
 
 
 def _cat(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     like = like_of(x)
     dim = args[1] if len(args) > 1 else 0
-    if dim % (len(like.tail) + 1) != 1:
+    axis = dim % (len(like.tail) + 1) - 1
+    if axis < 0:
         raise Refused
     out, at = places.out(x), 0
     for y in args[0]:
         piece = places.value(y)
-        if not piece.like.rows or piece.like.tail[1:] != like.tail[1:]:
+        if not piece.like.rows or len(piece.like.tail) != len(like.tail):
             raise Refused
-        there = out.part(at, piece.like.tail)
-        if piece.at != there.at:
-            places.copy(piece, there)
-        at += piece.like.width
+        _put_part(places, piece, out, axis, at)
+        at += piece.like.tail[axis]
     places.values[x] = out
+
+
+def _put_part(places: Places, piece: Value, out: Value, axis: int, first: int) -> None:
+    """Copy it to a part of an axis of what is wider."""
+    whole = out.like.tail
+    inner, several = math.prod(whole[axis + 1 :]), math.prod(whole[:axis])
+    there = out.part(first * inner, piece.like.tail)
+    if several == 1:
+        places.copy(piece, there)
+    else:
+        each, apart = piece.like.width // several, float(whole[axis] * inner)
+        places.add(Op.COPY, there, piece.at, many=several, inner=each, number=apart)
 
 
 def lay_within_cats(places: Places, graph: fx.Graph) -> None:
@@ -205,28 +250,36 @@ def _sum_of_rows(
 def _softmax(places: Places, x: fx.Node, op: Op) -> None:
     args: Any = x.args
     source = places.value(args[0])
-    if args[1] % 2 != 1 or len(source.like.tail) != 1 or args[2]:
+    many = _of_last(source.like, args[1])
+    if args[2]:
         raise Refused
     out = places.values[x] = places.out(x)
-    places.add(op, out, source.at)
+    places.add(op, out, source.at, many=many)
+
+
+def _of_last(like: Like, dim: int) -> int:
+    """Entries of the last axis, if it is that one."""
+    if not like.rows or not like.tail or dim not in (-1, len(like.tail)):
+        raise Refused
+    return like.tail[-1]
 
 
 def _softmax_back(places: Places, x: fx.Node, op: Op) -> None:
     args: Any = x.args
     came, made = places.value(args[0]), places.value(args[1])
-    if args[2] % 2 != 1 or len(came.like.tail) != 1 or not came.like.rows:
-        raise Refused
+    many = _of_last(came.like, args[2])
     out = places.values[x] = places.out(x)
-    places.add(op, out, came.at, made.at)
+    places.add(op, out, came.at, made.at, many=many)
 
 
 def _norm(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     source = places.value(args[0])
-    if len(args[1]) != 1 or source.like.tail != (args[1][0],) or not source.like.rows:
+    if len(args[1]) != 1 or not source.like.rows:
         raise Refused
+    many = _of_last(source.like, -1)
     weight, bias = places.value(args[2]), places.value(args[3])
-    small = replace(source.like, tail=(1,))
+    small = replace(source.like, tail=(*source.like.tail[:-1], 1))
     items = places.items(x)
     found = [
         places.out(items.get(k, x), like) if k in items else places.spare(like)
@@ -234,29 +287,33 @@ def _norm(places: Places, x: fx.Node) -> None:
     ]
     places.values[x] = found
     where = [source.at, weight.at, bias.at, found[1].at, found[2].at]
-    places.add(Op.NORM, found[0], *where, number=args[4])
+    places.add(Op.NORM, found[0], *where, number=args[4], many=many)
 
 
 def _norm_back(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     came, source = places.value(args[0]), places.value(args[1])
-    if len(args[2]) != 1 or came.like.tail != (args[2][0],) or source.like.tail != came.like.tail:
+    if len(args[2]) != 1 or source.like.tail != came.like.tail:
         raise Refused
+    many = _of_last(came.like, -1)
+    several = came.like.width // many
     mean, less, weight = places.value(args[3]), places.value(args[4]), places.value(args[5])
     items = places.items(x)
     found: list[Value | None] = [None] * 3
     if 0 in items:
         out = found[0] = places.out(items[0])
-        places.add(Op.NORM_BACK, out, came.at, source.at, weight.at, mean.at, less.at)
+        where = [came.at, source.at, weight.at, mean.at, less.at]
+        places.add(Op.NORM_BACK, out, *where, many=many)
     for k in (1, 2):
         if k in items:
             home = found[k] = places.homes.get(items[k])
             if home is None:
                 raise Refused
             if k == 1:
-                places.add(Op.NORM_WEIGHT, home, came.at, source.at, At(), mean.at, less.at)
+                where = [came.at, source.at, At(), mean.at, less.at]
+                places.add(Op.NORM_WEIGHT, home, *where, many=several)
             else:
-                places.add(Op.SUM_OF_ROWS, home, came.at)
+                _sum_of_rows(places, items[k], came, range(1, len(came.like.tail)), home)
     places.values[x] = found
 
 
@@ -286,6 +343,11 @@ def _put(places: Places, x: fx.Node, source: fx.Node, mask: Value, number: float
     at = places.broadcast(places.value(source), like_of(x))
     out = places.values[x] = places.out(x)
     places.add(Op.FILL, out, at, mask.at, number=number)
+
+
+def _is_merged(x: fx.Node) -> bool:
+    like = x.meta.get("like")
+    return isinstance(like, Like) and like.merged
 
 
 def _number(x: Any) -> float | None:
@@ -320,27 +382,104 @@ def _full(places: Places, x: fx.Node) -> None:
 
 def _matrices(places: Places, x: fx.Node) -> None:
     args: Any = x.args
-    a, b = places.value(args[0]), places.value(args[1])
-    if not a.like.rows or not b.like.rows or len(a.like.tail) != 2 or len(b.like.tail) != 2:
+    a, b = places.raw(args[0]), places.raw(args[1])
+    if a.which is not None or (a.turned and b.turned):
+        a = places.value(args[0])
+    if not a.like.rows or not b.like.rows or a.like.merged != b.like.merged:
         raise Refused
+    *several, many, inner = b.like.tail
     out = places.values[x] = places.out(x)
-    places.add(Op.MATRICES, out, a.at, b.at, many=b.like.tail[0], inner=b.like.tail[1])
+    which, how = b.which or At(), At(at=1 if a.turned else 2 if b.turned else 0)
+    places.add(
+        *(Op.MATRICES, out, a.at, b.at, which, At(at=b.of), how),
+        many=many,
+        inner=inner,
+        number=math.prod(several),
+    )
 
 
 def _turn(places: Places, x: fx.Node) -> None:
+    """Axes within a row change places: the last two when somebody reads them in order."""
     args: Any = x.args
-    source = places.value(args[0])
-    axes = args[1] if x.target is aten.permute.default else args[1:]
-    axes = [d % 3 for d in axes]
-    if (
-        not source.like.rows
-        or len(source.like.tail) != 2
-        or axes not in ([1, 2], [2, 1], [0, 2, 1])
-    ):
+    source, like = places.raw(args[0]), like_of(x)
+    tail = source.like.tail
+    if not source.like.rows or not like.rows:
         raise Refused
-    many, inner = source.like.tail
+    moved = _moved(x, source.like)
+    real = [d for d in moved if tail[d] != 1]
+    ends = [len(tail) - 1, len(tail) - 2]
+    if source.turned and moved[-2:] != ends:
+        source = places.value(args[0])
+    if moved[-2:] == ends and moved[:-2] == list(range(len(tail) - 2)) and 1 not in tail[-2:]:
+        places.values[x] = replace(source, like=like, turned=not source.turned)
+        return
+    if real == sorted(real):
+        places.values[x] = replace(source, like=like)
+        return
+    source = places.value(args[0])
+    before, many, inner = _swapped(real)
+    sizes = [math.prod(tail[d] for d in some) for some in (many, inner)]
+    rest = [d for d in real if d not in (*before, *many, *inner)]
     out = places.values[x] = places.out(x)
-    places.add(Op.TURN, out, source.at, many=many, inner=inner)
+    number = math.prod(tail[d] for d in rest)
+    places.add(Op.TURN, out, source.at, many=sizes[0], inner=sizes[1], number=number)
+
+
+def seen(x: fx.Node) -> fx.Node:
+    """What makes the numbers that x has, if they lie in one order in both; else x."""
+    chain, source = [], x
+    while source.target in _RESHAPES or source.target in TURNS:
+        chain.append(source)
+        source = cast("fx.Node", source.args[0])
+    likes = [y.meta.get("like") for y in (source, *chain)]
+    if source.target in SHARING or source.op != "call_function":
+        return x
+    if any(not isinstance(like, Like) or not like.rows for like in likes):
+        return x
+    if any(like_of(y).width != like_of(x).width for y in (source, *chain)):
+        return x
+    order = torch.arange(like_of(x).width).reshape(like_of(source).tail)
+    for y in reversed(chain):
+        if y.target in TURNS:
+            order = order.permute(_moved(y, like_of(cast("fx.Node", y.args[0]))))
+        order = order.reshape(like_of(y).tail)
+    return source if torch.equal(order.flatten(), torch.arange(order.numel())) else x
+
+
+def _moved(x: fx.Node, like: Like) -> list[int]:
+    """Which axes of the tail of what it turns come one after the other."""
+    order = _order(x, len(like.tail) + (not like.merged))
+    if order[0] != 0:
+        raise Refused
+    return [0, *order[1:]] if like.merged else [d - 1 for d in order[1:]]
+
+
+def _order(x: fx.Node, rank: int) -> list[int]:
+    """Which axes come one after the other."""
+    args: Any = x.args
+    if x.target is aten.permute.default:
+        return [d % rank for d in args[1]]
+    order = list(range(rank))
+    one, other = (d % rank for d in args[1:])
+    order[one], order[other] = other, one
+    return order
+
+
+def _swapped(order: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """Axes that stay before, and neighbours that change places with those after them.
+
+    Raises:
+        Refused: They go other ways.
+    """
+    sorted_ = sorted(order)
+    first = next(k for k, d in enumerate(order) if d != sorted_[k])
+    at = order.index(sorted_[first])
+    inner = list(order[first:at])
+    many = [d for d in sorted_[first:] if d < inner[0]]
+    found = [*sorted_[:first], *inner, *many]
+    if list(order) != [*found, *sorted_[len(found) :]]:
+        raise Refused
+    return sorted_[:first], many, inner
 
 
 def _draw(places: Places, x: fx.Node) -> None:
@@ -366,14 +505,17 @@ def _zeros(places: Places, x: fx.Node) -> None:
 
 def _slice_back(places: Places, x: fx.Node) -> None:
     args: Any = x.args
-    _, _, dim, start, end, step = args
+    _, _, dim, start, _, step = args
     like, piece = like_of(x), places.value(args[0])
-    size = like.tail[0] if like.tail else 0
-    if dim != 1 or step != 1 or not 0 <= start <= min(end, size) or not like.rows:
+    axis = dim % (len(like.tail) + 1) - 1
+    if step != 1 or axis < 0 or not like.rows or not isinstance(start, int):
+        raise Refused
+    start += like.tail[axis] if start < 0 else 0
+    if not 0 <= start <= like.tail[axis] - piece.like.tail[axis]:
         raise Refused
     out = places.values[x] = places.out(x)
     places.add(Op.ZERO, out)
-    places.copy(piece, out.part(start * math.prod(like.tail[1:]), piece.like.tail))
+    _put_part(places, piece, out, axis, start)
 
 
 def _select_back(places: Places, x: fx.Node) -> None:
@@ -421,10 +563,12 @@ def _expand(places: Places, x: fx.Node) -> None:
 
 
 def _same(places: Places, x: fx.Node) -> Value:
-    like, source = like_of(x), places.value(x.args[0])
+    like, source = like_of(x), places.raw(x.args[0])
     if like.rows != source.like.rows or like.width != source.like.width:
         raise Refused
-    return Value(source.at, like)
+    if source.turned and like.tail[-2:] != source.like.tail[-2:]:
+        source = places.value(x.args[0])
+    return replace(source, like=like)
 
 
 def _slice(places: Places, x: fx.Node) -> Value:
@@ -436,9 +580,26 @@ def _slice(places: Places, x: fx.Node) -> Value:
     if dim == 0 and like.tail == source.like.tail:
         return source
     start = args[2] if len(args) > 2 and args[2] is not None else 0
-    if dim != 1 or not isinstance(start, int) or start < 0:
+    axis = dim % (len(like.tail) + 1) - 1
+    if axis < 0 or not isinstance(start, int):
         raise Refused
-    return source.part(start * math.prod(like.tail[1:]), like.tail)
+    start += source.like.tail[axis] if start < 0 else 0
+    if not 0 <= start <= source.like.tail[axis] - like.tail[axis]:
+        raise Refused
+    return _piece(places, source, axis, start, like.tail)
+
+
+def _piece(places: Places, source: Value, axis: int, first: int, tail: tuple[int, ...]) -> Value:
+    """A part of an axis within rows: a place, or a copy if there are several."""
+    whole = source.like.tail
+    inner, several = math.prod(whole[axis + 1 :]), math.prod(whole[:axis])
+    part = source.part(first * inner, tail)
+    if several == 1:
+        return part
+    out = places.spare(part.like)
+    each = float(part.like.width // several)
+    places.add(Op.COPY, out, part.at, many=several, inner=whole[axis] * inner, number=each)
+    return out
 
 
 def _select(places: Places, x: fx.Node) -> Value:
@@ -453,15 +614,16 @@ def _split(places: Places, x: fx.Node) -> list[Value]:
     args: Any = x.args
     source, dim = places.value(args[0]), args[2] if len(args) > 2 else 0
     tail = source.like.tail
-    if not tail or dim % (len(tail) + 1) != 1 or not source.like.rows:
+    axis = dim % (len(tail) + 1) - 1
+    if axis < 0 or not source.like.rows:
         raise Refused
-    each = math.prod(tail[1:])
     sizes = args[1]
     if isinstance(sizes, int):
-        sizes = [min(sizes, tail[0] - at) for at in range(0, tail[0], sizes)]
+        sizes = [min(sizes, tail[axis] - at) for at in range(0, tail[axis], sizes)]
     found, first = [], 0
     for size in sizes:
-        found.append(source.part(first * each, (size, *tail[1:])))
+        part = *tail[:axis], size, *tail[axis + 1 :]
+        found.append(_piece(places, source, axis, first, part))
         first += size
     return found
 
@@ -484,7 +646,9 @@ _RESHAPES: Final = (
     aten.squeeze.dim,
     aten.squeeze.dims,
     aten.clone.default,
+    torch.flatten,
 )
+TURNS: Final = (aten.transpose.int, aten.permute.default)
 VIEWS: Final[Mapping[Any, _Way]] = {
     **dict.fromkeys(_RESHAPES, _same),
     aten.slice.Tensor: _slice,
@@ -494,7 +658,7 @@ VIEWS: Final[Mapping[Any, _Way]] = {
     aten.split_with_sizes.default: _split,
     operator.getitem: _item,
 }
-SHARING: Final = {*VIEWS, aten.expand.default}
+SHARING: Final = {*VIEWS, *TURNS, aten.expand.default}
 """What may lie in another's place."""
 _WAYS: Final[Mapping[Any, _Way]] = {
     affine: lambda places, x: _product(places, x, turned=False),
@@ -520,8 +684,7 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     aten.clamp_min.Tensor: _at_least,
     aten.fill.Scalar: _full,
     aten.bmm.default: _matrices,
-    aten.transpose.int: _turn,
-    aten.permute.default: _turn,
+    **dict.fromkeys(TURNS, _turn),
     aten.native_layer_norm.default: _norm,
     aten.native_layer_norm_backward.default: _norm_back,
     aten.threshold_backward.default: _threshold,
@@ -535,5 +698,10 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     aten.amax.default: _most,
     aten.expand.default: _expand,
 }
+_SEVERAL: Final = {
+    *(*_RESHAPES, *TURNS, *ONE, *TWO, *NUMBERS, *NUMBERED),
+    *(affine, times, affine_columns, times_columns, aten.bmm.default, aten.expand.default),
+}
+"""What knows of several rows for each row, or does not care."""
 _SCALARS_READ: Final = {aten.where.self, aten.clamp_min.Tensor}
 """What reads a tensor that is nothing but a number."""
