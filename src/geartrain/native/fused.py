@@ -116,6 +116,11 @@ ADDING: Final = frozenset({Op.SUM_OF_ROWS, Op.NORM_WEIGHT})
 PLACES: Final = 6
 """A step writes one and reads the others: out, a, b, c, d, e."""
 
+LACKING: Final = (
+    "index out of range: a row of a table is asked for that it lacks; where the number is below 0, "
+    'as indexing counts from the end, keep="inputs" has the module called as it is'
+)
+
 _ENTRIES: Final = 4096
 """So many numbers of a row's width are worked at together: they stay in the nearest cache."""
 
@@ -217,7 +222,7 @@ class Steps:
         bases = self._bases(*addresses)
         bad = run(n, self._count, self._steps, self._block, self._slots, bases, self._room, threads)
         if bad > 0:
-            raise IndexError("index out of range: a row of a table is asked for that it lacks")
+            raise IndexError(LACKING)
         if bad:
             raise MemoryError(f"no memory for what a kernel of {n} rows computes in between")
 

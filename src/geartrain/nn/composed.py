@@ -1,6 +1,6 @@
 """What torch computes by a kernel of its own, composed of operators that there are steps for.
 
-For a trace alone: attention over what is padded, and functions of entries.
+For a trace alone: attention over what is padded or within a row, and functions of entries.
 """
 
 from __future__ import annotations
@@ -92,6 +92,33 @@ def _of_heads(
     return found, share.mean(1) if average_attn_weights else share
 
 
+_FEW: Final = 4096
+"""Scores of a row that are worth more steps: of more, torch's kernel need keep none."""
+
+
+def _is_few(query: Tensor, scores: int, *masks: Tensor | None) -> bool:
+    """Whether attention within a row is to be composed."""
+    # With a mask, a row that has nothing to attend to is torch's to decide.
+    return query.is_cpu and scores <= _FEW and all(mask is None for mask in masks)
+
+
+def _attention_within(
+    query: Tensor, key: Tensor, value: Tensor, *more: Any, **how: Any
+) -> Tensor | None:
+    scores = math.prod(query.shape[1:-1]) * key.shape[-2]
+    few = _is_few(query, scores, *more[:1], how.get("attn_mask"))
+    return _attention(query, key, value, *more, **how) if few else None
+
+
+def _of_heads_within(
+    query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, *more: Any, **how: Any
+) -> tuple[Tensor, Tensor | None] | None:
+    scores = query.shape[0] * key.shape[0] * heads
+    if not _is_few(query, scores, *more[9:10], how.get("key_padding_mask")):
+        return None
+    return _of_heads(query, key, value, width, heads, *more, **how)
+
+
 def _mish(x: Tensor, inplace: bool = False) -> Tensor:
     return x * torch.tanh(functional.softplus(x))
 
@@ -135,6 +162,11 @@ def _layer_norm(
     return found if bias is None else found + bias
 
 
+WITHIN_ROWS: Final[Mapping[Any, Callable[..., Any]]] = {
+    functional.scaled_dot_product_attention: _attention_within,
+    functional.multi_head_attention_forward: _of_heads_within,
+}
+"""As ``COMPOSED``, of what is within a row."""
 COMPOSED: Final[Mapping[Any, Callable[..., Any]]] = {
     functional.scaled_dot_product_attention: _attention,
     functional.multi_head_attention_forward: _of_heads,

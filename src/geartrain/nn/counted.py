@@ -154,10 +154,18 @@ class CountedGraph:
             same = x.target in _SAME or (
                 x.target is aten.clone.default and args[0] in self.inputs and not x.kwargs
             )
-            twice = x.target is aten.t.default and args[0].target is aten.t.default
+            twice = _is_turned_back(x)
             if same or twice:
                 x.replace_all_uses_with(args[0].args[0] if twice else args[0])
                 self.graph.erase_node(x)
+
+
+def _is_turned_back(x: fx.Node) -> bool:
+    """Whether it swaps two axes that were swapped just before."""
+    args: Any = x.args
+    if x.target not in (aten.t.default, aten.transpose.int) or args[0].target is not x.target:
+        return False
+    return set(args[1:]) == set(args[0].args[1:])
 
 
 def needed_by(roots: Iterable[fx.Node], made: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias, final
 import torch
 from torch import Tensor, fx
 
+from geartrain.nn.counted import SIZES
 from geartrain.nn.terms import How, Term
 from geartrain.nodes.products import affine, times
 
@@ -154,7 +155,7 @@ class Folding:
         claims: list[_Claim] = []
         for summand in summands:
             own = summand.operand < len(self._own)
-            if summand.how != "rows" or not (own and self._names_rows(summand.tensors[1])):
+            if summand.how != "rows" or not (own and self._is_of_table(summand)):
                 found.append(summand)
                 continue
             leaves = list(self._leaves(summand.tensors[0]))
@@ -180,6 +181,11 @@ class Folding:
                 )
             )
         return found
+
+    def _is_of_table(self, summand: Summand) -> bool:
+        """Whether it is rows of a matrix, one for each row."""
+        matrix = len(self._shapes[self._operands[summand.operand]]) == 2
+        return matrix and self._names_rows(summand.tensors[1])
 
     def _names_rows(self, ids: fx.Node) -> bool:
         """Whether it is an input that names one row of a table for each row."""
@@ -216,6 +222,8 @@ class Folding:
         source, _, first, end = args
         shape = self._shapes.get(source, ())
         if len(shape) != 2 or not (isinstance(first, int) and isinstance(end, int)):
+            return None
+        if shape[0] != SIZES[0]:  # several rows for each row
             return None
         return (source, (first, min(end, shape[1]))) if 0 <= first <= end else None
 

@@ -30,11 +30,13 @@ class Like:
         tail: Its shape, without the rows if it has any.
         rows: Whether it has one row for each row, first axis.
         dtype: Of it.
+        merged: Whether its first axis counts the first of the tail too: several rows for each row.
     """
 
     tail: tuple[int, ...]
     rows: bool
     dtype: torch.dtype
+    merged: bool = False
 
     @property
     def width(self) -> int:
@@ -51,11 +53,17 @@ class Value:
         like: What they are read as.
         whole: Whether they are int64, as arguments are. All else is numbers of the program's
             dtype, also what a step makes of integers (a truth is 1 or 0, a count itself).
+        turned: Whether its last two axes lie the other way round there.
+        which: Row numbers, if rows of a table are still to be looked up.
+        of: How many rows that table has.
     """
 
     at: At
     like: Like
     whole: bool = False
+    turned: bool = False
+    which: At | None = None
+    of: int = 0
 
     def part(self, first: int, tail: tuple[int, ...]) -> Value:
         at = replace(self.at, at=self.at.at + first)
@@ -157,7 +165,7 @@ class Places:
         return At(self.of_argument(self.operands + len(self._order), 1, whole=True), 0, 1)
 
     def value(self, x: Any) -> Value:
-        """Where the numbers of a node lie; integers of an argument become numbers here."""
+        """Where the numbers of a node lie, in order; integers of an argument become numbers."""
         found = self.held(x)
         if not found.whole:
             return found
@@ -169,7 +177,27 @@ class Places:
         return Value(self._converted[key], found.like)
 
     def held(self, x: Any) -> Value:
-        """Where what a node holds lies, which may be integers of an argument."""
+        """Where what a node holds lies, in order, which may be integers of an argument."""
+        found = self.raw(x)
+        if found.turned or found.which is not None:
+            found = self.values[x] = self._in_order(found)
+        return found
+
+    def _in_order(self, value: Value, home: Value | None = None) -> Value:
+        """What is still to be looked up or turned, done."""
+        like = value.like
+        if value.which is not None:
+            out = home if home is not None and not value.turned else self.spare(like)
+            self.add(Op.EMBED, out, value.which, value.at, many=value.of)
+            value = replace(value, at=out.at, which=None)
+        if value.turned:
+            out, (inner, many) = home or self.spare(like), like.tail[-2:]
+            self.add(Op.TURN, out, value.at, number=1, many=many, inner=inner)
+            value = replace(value, at=out.at, turned=False)
+        return value
+
+    def raw(self, x: Any) -> Value:
+        """Where the numbers of a node lie, as they lie there."""
         if not isinstance(x, fx.Node):
             raise Refused
         found = self.values.get(x)
@@ -337,7 +365,9 @@ class Places:
             raise Refused
         if value.whole:
             raise Refused
-        if value.at != home.at:
+        if value.turned or value.which is not None:
+            self._in_order(value, home)
+        elif value.at != home.at:
             self.add(Op.COPY, home, value.at)
 
     def spare(self, like: Like) -> Value:

@@ -330,10 +330,11 @@ class Program(AbstractKernel):
             parameter, into = self._learner(term, operands, whole)
             k = term.first
             if term.how == "sum":
-                into.add_sums(parameter, [each[k] for each in found])
+                into.add_sums(parameter, [_rows(each[k]) for each in found])
                 continue
             pairs = [(each[k], each[k + 1]) for each in found]
             if term.how == "product":
+                pairs = [(_rows(left), _rows(right)) for left, right in pairs]
                 into.add_products(parameter, pairs, columns=term.columns)
             else:
                 into.add_looked_up(self._lookup(term, operands), pairs)
@@ -377,11 +378,11 @@ class Program(AbstractKernel):
         if term.how == "value":
             into.add(parameter, found[0])
         elif term.how == "product":
-            into.add_product(parameter, found[0], found[1], columns=term.columns)
+            into.add_product(parameter, _rows(found[0]), _rows(found[1]), columns=term.columns)
         elif term.how == "sum":
-            into.add_sum(parameter, found[0])
+            into.add_sum(parameter, _rows(found[0]))
         else:
-            rows, ids = found[0].reshape(-1, parameter.shape[1]), found[1].reshape(-1)
+            rows, ids = found[0].reshape(-1, *parameter.shape[1:]), found[1].reshape(-1)
             if term.padding >= 0:
                 learns = ids != term.padding
                 rows, ids = rows[learns], ids[learns]
@@ -492,6 +493,11 @@ class Programs(AbstractKernels):
                 for x, by_row in zip(results, in_rows, strict=True)
             ]
         return first._answers(tuple(results), came)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """One below the other, where there are several for each row."""
+    return x if x.ndim == 2 else x.flatten(0, -2)
 
 
 def _alike(one: Routine | None, other: Routine | None) -> bool:

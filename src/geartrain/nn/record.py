@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from geartrain.errors import GraphError
-from geartrain.nn.composed import COMPOSED
+from geartrain.nn.composed import COMPOSED, WITHIN_ROWS
 from geartrain.nn.draws import drawn
 from geartrain.nn.simpler import SIMPLER
 
@@ -56,7 +56,7 @@ def record(
     Args:
         function: It.
         arguments: What it is given.
-        composed: Whether attention is to be made of simpler operators.
+        composed: Whether all is to be made of simpler operators that may be, however much it is.
 
     Raises:
         GraphError: It asks a tensor for its values, so that other values may take another way.
@@ -77,7 +77,7 @@ class _WithoutLooking(TorchFunctionMode):
     refused by the look-up.
 
     Args:
-        composed: Whether attention is made of simpler operators.
+        composed: Whether all is made of simpler operators that may be; else attention of few.
     """
 
     def __init__(self, *, composed: bool) -> None:
@@ -93,8 +93,9 @@ class _WithoutLooking(TorchFunctionMode):
     ) -> Any:
         if function in _OTHERWISE:
             return _OTHERWISE[function](*args, **(kwargs or {}))
-        if self._composed and function in COMPOSED:
-            found = COMPOSED[function](*args, **(kwargs or {}))
+        composed = COMPOSED if self._composed else WITHIN_ROWS
+        if function in composed:
+            found = composed[function](*args, **(kwargs or {}))
             if found is not None:
                 return found
         return function(*args, **(kwargs or {}))

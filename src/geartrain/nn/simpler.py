@@ -45,6 +45,11 @@ def _addcdiv(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
     return x + (a / b if value == 1 else a / b * value)
 
 
+def _baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = torch.bmm(a, b) if alpha == 1 else torch.bmm(a, b) * alpha
+    return product + (x if beta == 1 else x * beta)
+
+
 def _clamp(x: Tensor, least: float | None = None, most: float | None = None) -> Tensor | None:
     if least is None or most is None:
         return None
@@ -190,6 +195,7 @@ SIMPLER: Final[Mapping[Any, Callable[..., Any]]] = {
     aten.lerp.Scalar: _lerp,
     aten.addcmul.default: _addcmul,
     aten.addcdiv.default: _addcdiv,
+    aten.baddbmm.default: _baddbmm,
     aten.clamp.default: _clamp,
     aten.hardtanh.default: _hardtanh,
     aten.hardtanh_backward.default: _hardtanh_back,

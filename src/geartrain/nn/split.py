@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast, final
 
@@ -30,6 +31,7 @@ from geartrain.nn.counted import SIZES, VIEWS, CountedGraph
 from geartrain.nn.emit import emit
 from geartrain.nn.fold import Columns, Folding, Summand, affine_columns, times_columns
 from geartrain.nn.fused import Pair
+from geartrain.nn.indexed import RowsOfTables
 from geartrain.nn.places import Like
 from geartrain.nn.record import Trace, draws, record
 from geartrain.nn.steps import fuse
@@ -158,7 +160,9 @@ def trace(
         def outputs(learned: list[Tensor], real: list[Tensor]) -> tuple[Any, Any]:
             # Copies, as autograd lets nobody write into a leaf; the graph loses them again.
             own = [x.clone() for x in _merged(xs, floats, real)]
-            ys = function(_merged(theta, learns, learned), own)
+            given = _merged(theta, learns, learned)
+            with nullcontext() if composed else RowsOfTables(given):
+                ys = function(given, own)
             floating = tuple(y for y in ys if y.is_floating_point())
             # Here and not by what ``vjp`` returns: that imports a compiler, for a second or two.
             found = differentiate(floating, dys, [*learned, *real])
@@ -207,10 +211,11 @@ class _Cut:
         self._mark()
         self._use_products()
         for x in self._graph.nodes:
-            dtype = x.meta.get("dtype")
-            if dtype is not None and self._rows.get(x, 1) == 1 and not self._axis.get(x):
-                tail = self._shapes[x][1:] if x in self._rows else self._shapes[x]
-                x.meta["like"] = Like(tail, x in self._rows, dtype)
+            dtype, rows = x.meta.get("dtype"), self._rows.get(x, 0)
+            if dtype is not None and not self._axis.get(x):
+                tail = self._shapes[x][1:] if rows else self._shapes[x]
+                several = (rows,) if rows > 1 else ()
+                x.meta["like"] = Like((*several, *tail), rows > 0, dtype, bool(several))
 
     def split(self, learned: Sequence[int], wanted: Sequence[int]) -> TraceSplit:
         """``learned`` operands and ``wanted`` inputs are those that were differentiated."""
@@ -297,6 +302,8 @@ class _Cut:
             if self._rows[x] != 1:
                 shape: Any = (made[self._n], self._rows[x], *self._shapes[x][1:])
                 y = graph.call_function(aten.reshape.default, (y, shape))
+                if (like := made[x].meta.get("like")) is not None:
+                    y.meta["like"] = replace(like, merged=False)
             elif self._axis[x]:
                 y = graph.call_function(torch.movedim, (y, self._axis[x], 0))
             found.append(y)
@@ -307,12 +314,14 @@ class _Cut:
         for x in kept:
             if self._rows[x] != 1:
                 made[x] = graph.call_function(torch.flatten, (made[x], 0, 1))
+                made[x].meta.update(x.meta)
             elif self._axis[x]:
                 made[x] = graph.call_function(torch.movedim, (made[x], 0, self._axis[x]))
         for x, view in self._apart.items():
             shape: list[Any] = list(self._shapes[x])
             shape[self._axis[x]] = graph.call_function(operator.mul, (made[self._n], self._rows[x]))
             made[x] = graph.call_function(aten.reshape.default, (made[view], shape))
+            made[x].meta.update(x.meta)
         self._all.copy(roots, graph, made)
         return _finished(graph, [made[d] for d in roots])
 
@@ -375,10 +384,8 @@ class _Cut:
             yield Summand(k, "product", pair, of)
         elif (rows := self._summed(d)) is not None and len(shape) == 1:
             yield Summand(k, "sum", (rows,), of)
-        elif target is aten.embedding_dense_backward.default and not turned:
-            if args[4]:
-                raise GraphError("an embedding's scale_grad_by_freq mixes rows")
-            yield Summand(k, "rows", (args[0], args[1]), of, args[3])
+        elif not turned and (found := self._by_row(k, d, shape)) is not None:
+            yield found
         elif turned:
             with self._graph.inserting_after(d):
                 whole = self._graph.call_function(aten.t.default, (d,))
@@ -386,6 +393,22 @@ class _Cut:
             yield Summand(k, "value", (whole,), of)
         else:
             yield Summand(k, "value", (d,), of)
+
+    def _by_row(self, k: int, d: fx.Node, shape: Sequence[int]) -> Summand | None:
+        """Of a table: rows and which they are, if that has some for each row."""
+        if d.target in VIEWS:  # it has more axes, and is seen as a table
+            d = cast(fx.Node, d.args[0])
+        if d.target is not aten.embedding_dense_backward.default:
+            return None
+        args: Any = d.args
+        if args[4]:
+            raise GraphError("an embedding's scale_grad_by_freq mixes rows")
+        if not self._all.is_many(args[1]) or args[2] != shape[0]:
+            return None
+        rows = args[0]
+        while rows.target in VIEWS and self._all.is_whole(rows.args[0]):
+            rows = rows.args[0]
+        return Summand(k, "rows", (rows, args[1]), self._of[d], args[3])
 
     def _of_columns(self, k: int, d: fx.Node, turned: bool) -> list[Summand]:
         """The summands of some columns of a weight's gradient, if they are products."""
@@ -448,7 +471,7 @@ class _Cut:
         others = [y for y in kept if y is not x]
         if x.target is aten.embedding.default:  # of weights, which are those of now
             args: Any = x.args
-            return args[0] in self._operands and args[1] in others
+            return self._chain(args[0])[-1] in self._operands and args[1] in others
         if x.target not in _PASSES or not self._all.is_whole(x):
             return False
         return all(

@@ -24,7 +24,7 @@ from geartrain.nn.fused import MadeTensor, Pair, Routine
 from geartrain.nn.places import Places, Refused, Value, like_of, placeholders
 from geartrain.nn.record import draws
 from geartrain.nn.terms import Term
-from geartrain.nn.ways import SHARING, convert, lay_within_cats
+from geartrain.nn.ways import SHARING, convert, lay_within_cats, seen
 
 MARGIN: Final = 2.0
 """So many rows for each of a table, before it is to meet weights by itself."""
@@ -144,6 +144,9 @@ def _routine(
         places.made.append(MadeTensor(places.slot(0), (width,), True))
         for x, at in columns.items():
             places.homes[x] = Value(At(places.made[-1].slot, at, width), like_of(x))
+    for x, own in list(places.homes.items()):
+        source = seen(x)
+        places.homes.setdefault(source, Value(own.at, like_of(source)))
     lay_within_cats(places, graph)
     last = _last_uses(graph)
     for number, x in enumerate(graph.nodes):

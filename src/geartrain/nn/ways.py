@@ -38,6 +38,8 @@ def convert(places: Places, x: fx.Node) -> None:
         Refused: There is no step for it.
     """
     target: Any = x.target
+    if target not in _SEVERAL and any(_is_merged(y) for y in (x, *x.all_input_nodes)):
+        raise Refused
     if target in VIEWS:
         places.values[x] = VIEWS[target](places, x)
         return
@@ -95,10 +97,11 @@ def _product(
         bias = places.value(args[2]).at
         if like_of(args[2]).rows or like_of(args[2]).tail != (width,):
             raise Refused
-    if rows.like.tail != (depth,) or not rows.like.rows:
+    *several, own = rows.like.tail or (0,)
+    if own != depth or not rows.like.rows or len(several) != int(rows.like.merged):
         raise Refused
     out = places.values[x] = places.out(x)
-    places.add(Op.PRODUCT, out, rows.at, weight, bias, many=depth)
+    places.add(Op.PRODUCT, out, rows.at, weight, bias, many=depth, number=math.prod(several))
 
 
 def _columns(x: fx.Node) -> tuple[int, int]:
@@ -145,12 +148,42 @@ def _embed(places: Places, x: fx.Node) -> None:
         out = places.values[x] = places.out(x)
         places.add(Op.ONE_HOT, out, which.at, inner=like_of(x).tail[-1])
         return
-    at = _row_numbers(places, args[1])
     table = places.value(args[0])
     if table.like.rows or len(table.like.tail) != 2:
         raise Refused
+    many, like = table.like.tail[0], like_of(x)
+    if like_of(args[1]).tail:
+        _embed_several(places, x, table)
+        return
+    at = _row_numbers(places, args[1])
+    if _are_matrices(x) and x not in places.homes:
+        places.values[x] = Value(table.at, like, which=at, of=many)
+        return
     out = places.values[x] = places.out(x)
-    places.add(Op.EMBED, out, at, table.at, many=table.like.tail[0])
+    places.add(Op.EMBED, out, at, table.at, many=many)
+
+
+def _embed_several(places: Places, x: fx.Node, table: Value) -> None:
+    """Rows of a table side by side."""
+    ids, like = cast("fx.Node", x.args[1]), like_of(x)
+    few = like_of(ids)
+    if ids not in places.argument or few.dtype is not torch.int64 or not few.rows or few.merged:
+        raise Refused
+    slot = places.of_argument(places.argument[ids], few.width, whole=True)
+    out, (many, width) = places.out(x), table.like.tail
+    for k in range(few.width):
+        part, at = out.part(k * width, (width,)), At(slot, k, few.width)
+        places.add(Op.EMBED, part, at, table.at, many=many)
+    places.values[x] = Value(out.at, like)
+
+
+def _are_matrices(x: fx.Node) -> bool:
+    """Whether products of matrices alone read it, as it is or turned."""
+    return all(
+        y.target is aten.bmm.default
+        or ((y.target in _RESHAPES or y.target in TURNS) and _are_matrices(y))
+        for y in x.users
+    )
 
 
 def _eye(places: Places, x: fx.Node) -> None:
@@ -255,28 +288,36 @@ def _sum_of_rows(
 def _softmax(places: Places, x: fx.Node, op: Op) -> None:
     args: Any = x.args
     source = places.value(args[0])
-    if args[1] % 2 != 1 or len(source.like.tail) != 1 or args[2]:
+    many = _of_last(source.like, args[1])
+    if args[2]:
         raise Refused
     out = places.values[x] = places.out(x)
-    places.add(op, out, source.at)
+    places.add(op, out, source.at, many=many)
+
+
+def _of_last(like: Like, dim: int) -> int:
+    """Entries of the last axis, if it is that one."""
+    if not like.rows or not like.tail or dim not in (-1, len(like.tail)):
+        raise Refused
+    return like.tail[-1]
 
 
 def _softmax_back(places: Places, x: fx.Node, op: Op) -> None:
     args: Any = x.args
     came, made = places.value(args[0]), places.value(args[1])
-    if args[2] % 2 != 1 or len(came.like.tail) != 1 or not came.like.rows:
-        raise Refused
+    many = _of_last(came.like, args[2])
     out = places.values[x] = places.out(x)
-    places.add(op, out, came.at, made.at)
+    places.add(op, out, came.at, made.at, many=many)
 
 
 def _norm(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     source = places.value(args[0])
-    if len(args[1]) != 1 or source.like.tail != (args[1][0],) or not source.like.rows:
+    if len(args[1]) != 1 or not source.like.rows:
         raise Refused
+    many = _of_last(source.like, -1)
     weight, bias = places.value(args[2]), places.value(args[3])
-    small = replace(source.like, tail=(1,))
+    small = replace(source.like, tail=(*source.like.tail[:-1], 1))
     items = places.items(x)
     found = [
         places.out(items.get(k, x), like) if k in items else places.spare(like)
@@ -284,29 +325,33 @@ def _norm(places: Places, x: fx.Node) -> None:
     ]
     places.values[x] = found
     where = [source.at, weight.at, bias.at, found[1].at, found[2].at]
-    places.add(Op.NORM, found[0], *where, number=args[4])
+    places.add(Op.NORM, found[0], *where, number=args[4], many=many)
 
 
 def _norm_back(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     came, source = places.value(args[0]), places.value(args[1])
-    if len(args[2]) != 1 or came.like.tail != (args[2][0],) or source.like.tail != came.like.tail:
+    if len(args[2]) != 1 or source.like.tail != came.like.tail:
         raise Refused
+    many = _of_last(came.like, -1)
+    several = came.like.width // many
     mean, less, weight = places.value(args[3]), places.value(args[4]), places.value(args[5])
     items = places.items(x)
     found: list[Value | None] = [None] * 3
     if 0 in items:
         out = found[0] = places.out(items[0])
-        places.add(Op.NORM_BACK, out, came.at, source.at, weight.at, mean.at, less.at)
+        where = [came.at, source.at, weight.at, mean.at, less.at]
+        places.add(Op.NORM_BACK, out, *where, many=many)
     for k in (1, 2):
         if k in items:
             home = found[k] = places.homes.get(items[k])
             if home is None:
                 raise Refused
             if k == 1:
-                places.add(Op.NORM_WEIGHT, home, came.at, source.at, At(), mean.at, less.at)
+                where = [came.at, source.at, At(), mean.at, less.at]
+                places.add(Op.NORM_WEIGHT, home, *where, many=several)
             else:
-                places.add(Op.SUM_OF_ROWS, home, came.at)
+                _sum_of_rows(places, items[k], came, range(1, len(came.like.tail)), home)
     places.values[x] = found
 
 
@@ -348,6 +393,11 @@ def _put(places: Places, x: fx.Node, source: fx.Node, mask: Value, number: float
     places.add(Op.FILL, out, at, where, number=number)
 
 
+def _is_merged(x: fx.Node) -> bool:
+    like = x.meta.get("like")
+    return isinstance(like, Like) and like.merged
+
+
 def _number(x: Any) -> float | None:
     """Of a tensor that is nothing but a number."""
     if not isinstance(x, fx.Node) or x.target is not aten.scalar_tensor.default:
@@ -380,27 +430,104 @@ def _full(places: Places, x: fx.Node) -> None:
 
 def _matrices(places: Places, x: fx.Node) -> None:
     args: Any = x.args
-    a, b = places.value(args[0]), places.value(args[1])
-    if not a.like.rows or not b.like.rows or len(a.like.tail) != 2 or len(b.like.tail) != 2:
+    a, b = places.raw(args[0]), places.raw(args[1])
+    if a.which is not None or (a.turned and b.turned):
+        a = places.value(args[0])
+    if not a.like.rows or not b.like.rows or a.like.merged != b.like.merged:
         raise Refused
+    *several, many, inner = b.like.tail
     out = places.values[x] = places.out(x)
-    places.add(Op.MATRICES, out, a.at, b.at, many=b.like.tail[0], inner=b.like.tail[1])
+    which, how = b.which or At(), At(at=1 if a.turned else 2 if b.turned else 0)
+    places.add(
+        *(Op.MATRICES, out, a.at, b.at, which, At(at=b.of), how),
+        many=many,
+        inner=inner,
+        number=math.prod(several),
+    )
 
 
 def _turn(places: Places, x: fx.Node) -> None:
+    """Axes within a row change places: the last two when somebody reads them in order."""
     args: Any = x.args
-    source = places.value(args[0])
-    axes = args[1] if x.target is aten.permute.default else args[1:]
-    axes = [d % 3 for d in axes]
-    if (
-        not source.like.rows
-        or len(source.like.tail) != 2
-        or axes not in ([1, 2], [2, 1], [0, 2, 1])
-    ):
+    source, like = places.raw(args[0]), like_of(x)
+    tail = source.like.tail
+    if not source.like.rows or not like.rows:
         raise Refused
-    many, inner = source.like.tail
+    moved = _moved(x, source.like)
+    real = [d for d in moved if tail[d] != 1]
+    ends = [len(tail) - 1, len(tail) - 2]
+    if source.turned and moved[-2:] != ends:
+        source = places.value(args[0])
+    if moved[-2:] == ends and moved[:-2] == list(range(len(tail) - 2)) and 1 not in tail[-2:]:
+        places.values[x] = replace(source, like=like, turned=not source.turned)
+        return
+    if real == sorted(real):
+        places.values[x] = replace(source, like=like)
+        return
+    source = places.value(args[0])
+    before, many, inner = _swapped(real)
+    sizes = [math.prod(tail[d] for d in some) for some in (many, inner)]
+    rest = [d for d in real if d not in (*before, *many, *inner)]
     out = places.values[x] = places.out(x)
-    places.add(Op.TURN, out, source.at, many=many, inner=inner)
+    number = math.prod(tail[d] for d in rest)
+    places.add(Op.TURN, out, source.at, many=sizes[0], inner=sizes[1], number=number)
+
+
+def seen(x: fx.Node) -> fx.Node:
+    """What makes the numbers that x has, if they lie in one order in both; else x."""
+    chain, source = [], x
+    while source.target in _RESHAPES or source.target in TURNS:
+        chain.append(source)
+        source = cast("fx.Node", source.args[0])
+    likes = [y.meta.get("like") for y in (source, *chain)]
+    if source.target in SHARING or source.op != "call_function":
+        return x
+    if any(not isinstance(like, Like) or not like.rows for like in likes):
+        return x
+    if any(like_of(y).width != like_of(x).width for y in (source, *chain)):
+        return x
+    order = torch.arange(like_of(x).width).reshape(like_of(source).tail)
+    for y in reversed(chain):
+        if y.target in TURNS:
+            order = order.permute(_moved(y, like_of(cast("fx.Node", y.args[0]))))
+        order = order.reshape(like_of(y).tail)
+    return source if torch.equal(order.flatten(), torch.arange(order.numel())) else x
+
+
+def _moved(x: fx.Node, like: Like) -> list[int]:
+    """Which axes of the tail of what it turns come one after the other."""
+    order = _order(x, len(like.tail) + (not like.merged))
+    if order[0] != 0:
+        raise Refused
+    return [0, *order[1:]] if like.merged else [d - 1 for d in order[1:]]
+
+
+def _order(x: fx.Node, rank: int) -> list[int]:
+    """Which axes come one after the other."""
+    args: Any = x.args
+    if x.target is aten.permute.default:
+        return [d % rank for d in args[1]]
+    order = list(range(rank))
+    one, other = (d % rank for d in args[1:])
+    order[one], order[other] = other, one
+    return order
+
+
+def _swapped(order: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """Axes that stay before, and neighbours that change places with those after them.
+
+    Raises:
+        Refused: They go other ways.
+    """
+    sorted_ = sorted(order)
+    first = next(k for k, d in enumerate(order) if d != sorted_[k])
+    at = order.index(sorted_[first])
+    inner = list(order[first:at])
+    many = [d for d in sorted_[first:] if d < inner[0]]
+    found = [*sorted_[:first], *inner, *many]
+    if list(order) != [*found, *sorted_[len(found) :]]:
+        raise Refused
+    return sorted_[:first], many, inner
 
 
 def _draw(places: Places, x: fx.Node) -> None:
@@ -472,9 +599,11 @@ def _expand(places: Places, x: fx.Node) -> None:
 
 
 def _same(places: Places, x: fx.Node) -> Value:
-    like, source = like_of(x), places.held(x.args[0])
+    like, source = like_of(x), places.raw(x.args[0])
     if like.rows != source.like.rows or like.width != source.like.width:
         raise Refused
+    if source.turned and like.tail[-2:] != source.like.tail[-2:]:
+        source = places.value(x.args[0])
     return replace(source, like=like)
 
 
@@ -538,7 +667,9 @@ _RESHAPES: Final = (
     aten.squeeze.dim,
     aten.squeeze.dims,
     aten.clone.default,
+    torch.flatten,
 )
+TURNS: Final = (aten.transpose.int, aten.permute.default)
 VIEWS: Final[Mapping[Any, _Way]] = {
     **dict.fromkeys(_RESHAPES, _same),
     aten.slice.Tensor: _slice,
@@ -549,7 +680,7 @@ VIEWS: Final[Mapping[Any, _Way]] = {
     aten.split_with_sizes.default: _split,
     operator.getitem: _item,
 }
-SHARING: Final = {*VIEWS, aten.expand.default}
+SHARING: Final = {*VIEWS, *TURNS, aten.expand.default}
 """What may lie in another's place."""
 _WAYS: Final[Mapping[Any, _Way]] = {
     affine: lambda places, x: _product(places, x, turned=False),
@@ -576,8 +707,7 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     aten.clamp_min.Tensor: _at_least,
     aten.fill.Scalar: _full,
     aten.bmm.default: _matrices,
-    aten.transpose.int: _turn,
-    aten.permute.default: _turn,
+    **dict.fromkeys(TURNS, _turn),
     aten.native_layer_norm.default: _norm,
     aten.native_layer_norm_backward.default: _norm_back,
     aten.threshold_backward.default: _threshold,
@@ -593,5 +723,10 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     aten.expand.default: _expand,
     **INTEGERS,
 }
+_SEVERAL: Final = {
+    *(*_RESHAPES, *TURNS, *ONE, *TWO, *NUMBERS, *NUMBERED),
+    *(affine, times, affine_columns, times_columns, aten.bmm.default, aten.expand.default),
+}
+"""What knows of several rows for each row, or does not care."""
 _SCALARS_READ: Final = {aten.where.self, aten.clamp_min.Tensor}
 """What reads a tensor that is nothing but a number."""

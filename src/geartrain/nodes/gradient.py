@@ -321,7 +321,7 @@ class GradientSum:
     def add_rows(self, parameter: torch.nn.Parameter, indices: Tensor, rows: Tensor) -> None:
         """Add ``rows[i]`` to row ``indices[i]``; kept as lists, handed over as one sparse tensor.
 
-        indices int64 ``(n,)``, rows ``(n, d)``, the parameter ``(v, d)``.
+        indices int64 ``(n,)``, rows ``(n, ...)``, the parameter ``(v, ...)``.
         """
         if self._updates is not None:
             with self._by_update(indices.shape[0]) as parts:
@@ -333,7 +333,7 @@ class GradientSum:
     def add_at(self, parameter: torch.nn.Parameter, indices: Tensor, rows: Tensor) -> None:
         """Add ``rows[i]`` to row ``indices[i]`` of a dense gradient, where it lies.
 
-        indices ``(n,)`` integers, rows ``(n, d)``, the parameter ``(v, d)``.
+        indices ``(n,)`` integers, rows ``(n, ...)``, the parameter ``(v, ...)``.
         """
         if self._updates is not None:
             with self._by_update(indices.shape[0]) as parts:

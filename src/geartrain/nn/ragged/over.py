@@ -119,7 +119,7 @@ def _softmax(low: AbstractLowering, x: fx.Node) -> None:
         if log:
             op = Op.LOG_SOFTMAX_BACK if back else Op.LOG_SOFTMAX
         each = [by_rows(low, v, late=late) for v in reads]
-        low.plain(op, by_rows(low, out, late=late), *each, late=late)
+        low.plain(op, by_rows(low, out, late=late), *each, late=late, many=like.tail[-1])
     else:
         raise Refused("a softmax over other than members, or the last axis")
     low.values[x] = out
@@ -229,9 +229,9 @@ def _norm(low: AbstractLowering, x: fx.Node) -> None:
     out, mean, less = low.room(like, late=late), *(low.room(times, late=late) for _ in range(2))
     for each in (mean, less):  # they are written by the step, beside what it makes
         low.plain(Op.ZERO, each, late=late)
-    low.plain(
-        Op.NORM, by_rows(low, out, late=late), value, w, b, mean, less, number=least, late=late
-    )
+    rows = by_rows(low, out, late=late)
+    read = value, w, b, mean, less
+    low.plain(Op.NORM, rows, *read, number=least, many=value.width, late=late)
     low.values[x] = [out, mean, less]
 
 
@@ -247,10 +247,11 @@ def _norm_back(low: AbstractLowering, x: fx.Node) -> None:
     w = low.value(weight, late=late)
     found: list[Any] = [None] * 3
     out = found[0] = low.room(like, late=late)
-    low.plain(Op.NORM_BACK, by_rows(low, out, late=late), dy, value, w, m, s, late=late)
+    read = dy, value, w, m, s
+    low.plain(Op.NORM_BACK, by_rows(low, out, late=late), *read, many=dy.width, late=late)
     rows = low.room(Axes(dy.kind, dy.times, dy.tail, 1), late=late)
     low.plain(Op.ZERO, rows, late=late)
-    low.plain(Op.NORM_WEIGHT, rows, dy, value, None, m, s, late=late)
+    low.plain(Op.NORM_WEIGHT, rows, dy, value, None, m, s, many=1, late=late)
     low.values[x] = found
     for y in x.users:
         if y.args[1] in (1, 2):

@@ -24,6 +24,7 @@ from geartrain.errors import ProtocolError, WorkerError
 from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.native import calls, library, pool
 from geartrain.native.calls import CallForm, Home, SeveralForm, pointer
+from geartrain.native.fused import LACKING
 from geartrain.nodes.call import read_columns
 from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.kernel import AbstractKernel
@@ -62,7 +63,7 @@ _MUCH: Final = 1 << 16
 """Bytes that calls want in between from which on they have them in common."""
 
 _WHY: Final = {
-    1: IndexError("index out of range: a row of a table is asked for that it lacks"),
+    1: IndexError(LACKING),
     2: MemoryError("no memory for what a kernel computes in between"),
     3: ProtocolError("a row is read that is not there"),
 }

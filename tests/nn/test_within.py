@@ -1,0 +1,173 @@
+"""What derived programs compute within a row that is a stack of rows: attention, and its parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.testing import assert_close
+
+from geartrain.native import library
+from geartrain.native.steady import steady
+from geartrain.nn.derivation import derive
+from geartrain.nn.program import Operands, Program
+from geartrain.nodes.gradient import GradientSum
+
+N, K, D, HEADS = 9, 3, 8, 2
+Rule = Callable[["Within", Tensor, Tensor], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def native() -> None:
+    """Without a compiler there is nothing to be tried."""
+    if library.current() is None:
+        pytest.skip("no compiler here")
+
+
+class Within(nn.Module):
+    """A rule of rows ``(n, d)`` and stacks ``(n, k, d)``."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__()
+        self.rule = rule
+        self.inner, self.wide, self.norm = nn.Linear(D, D), nn.Linear(D, 3 * D), nn.LayerNorm(D)
+        self.heads = nn.MultiheadAttention(D, HEADS, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(D, HEADS, 12, batch_first=True, dropout=0.0)
+
+    def forward(self, x: Tensor, stack: Tensor) -> Tensor:
+        return self.rule(self, x, stack)
+
+
+def _einsum(m: Within, x: Tensor, stack: Tensor) -> Tensor:
+    share = torch.einsum("nd,nkd->nk", m.inner(x), stack).softmax(1)
+    return torch.einsum("nk,nkd->nd", share, stack)
+
+
+def _by_hand(m: Within, x: Tensor, stack: Tensor) -> Tensor:
+    """Several heads, as everybody writes them."""
+    q, k, v = (y.view(-1, K, HEADS, D // HEADS).transpose(1, 2) for y in m.wide(stack).chunk(3, -1))
+    share = (q @ k.transpose(-2, -1) / math.sqrt(D // HEADS)).softmax(-1)
+    return m.inner((share @ v).transpose(1, 2).reshape(-1, K, D)) + x.unsqueeze(1)
+
+
+_RULES: dict[str, Rule] = {
+    "einsum": _einsum,
+    "function": lambda m, x, s: functional.scaled_dot_product_attention(
+        m.inner(x).unsqueeze(1), s, s
+    ).squeeze(1),
+    "scaled": lambda m, x, s: functional.scaled_dot_product_attention(m.inner(s), s, s, scale=0.3),
+    "heads": lambda m, x, s: m.heads(x.unsqueeze(1), s, s, need_weights=False)[0].squeeze(1),
+    "heads of themselves": lambda m, x, s: m.heads(s, s, s)[0].sum(1) + x,
+    "shares": lambda m, x, s: m.heads(s, s, s)[1] @ s,
+    "layer": lambda m, x, s: m.layer(s)[:, 0] * x,
+    "heads by hand": _by_hand,
+    "weight": lambda m, x, s: torch.relu(m.inner(s)) * x.unsqueeze(1),
+    "norm": lambda m, x, s: m.norm(torch.tanh(s) + x.unsqueeze(1)),
+    "logarithms": lambda m, x, s: m.inner(s).log_softmax(-1),
+    "columns": lambda m, x, s: m.wide(s)[:, :, D : 2 * D] * m.wide(s)[..., -D:],
+    "turned": lambda m, x, s: (s.transpose(1, 2) @ m.inner(s)).flatten(1),
+    "turned rows": lambda m, x, s: m.inner(s).permute(0, 2, 1).reshape(-1, D * K),
+    "added": lambda m, x, s: torch.baddbmm(
+        x.unsqueeze(1), m.inner(x).unsqueeze(1), s.mT @ s, beta=0.5, alpha=2
+    ).squeeze(1),
+}
+
+
+def _inputs() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(N, D, dtype=torch.float64), torch.randn(N, K, D, dtype=torch.float64)
+
+
+def _made(rule: Rule) -> Within:
+    torch.manual_seed(1)
+    module = Within(rule).double()
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.1 * torch.rand_like(p))  # biases of zero would hide what they miss
+    return module
+
+
+def _plainly(module: Within, inputs: tuple[Tensor, Tensor], rows: list[int]) -> list[Tensor]:
+    """Output, gradients of inputs and of parameters, which some have not."""
+    leaves = [x[rows].clone().requires_grad_() for x in inputs]
+    y = module(*leaves)
+    wanted = [*leaves, *module.parameters()]
+    found = torch.autograd.grad(y, wanted, torch.cos(y.detach()), materialize_grads=True)
+    return [y.detach(), *found]
+
+
+def _by_program(
+    module: Within, program: Program, inputs: tuple[Tensor, Tensor], rows: list[int]
+) -> list[Tensor]:
+    into = GradientSum(list(module.parameters()))
+    with torch.no_grad():
+        (y,), kept = program.forward(inputs)
+        back = program.backward((torch.cos(y[rows]),), kept, np.array(rows), into)
+        sums = [into.take(p) for p in module.parameters()]
+    dx = [torch.zeros_like(x[rows]) if d is None else d for x, d in zip(inputs, back, strict=True)]
+    sums = [
+        torch.zeros_like(p) if d is None else d.clone()
+        for p, d in zip(module.parameters(), sums, strict=True)
+    ]
+    return [y[rows], *dx, *(d for d in sums if d is not None)]
+
+
+@pytest.mark.parametrize("rows", [list(range(N)), [4, 0, 7]])
+@pytest.mark.parametrize("name", _RULES)
+def test_steps_give_what_autograd_does(name: str, rows: list[int]) -> None:
+    module, inputs = _made(_RULES[name]), _inputs()
+    cut = derive(module, inputs)
+    assert cut.parts.fused is not None
+    wanted = _plainly(module, inputs, rows)
+    for fused in (True, False):
+        program = Program(cut, Operands(module), fused=fused)
+        found = _by_program(module, program, inputs, rows)
+        assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["weight", "heads by hand", "layer"])
+def test_rows_of_several_updates_go_each_to_their_own(name: str) -> None:
+    module, inputs = _made(_RULES[name]), _inputs()
+    program = Program(derive(module, inputs), Operands(module))
+    updates = np.array([0, 1, 1, 0, 2, 0, 1, 2, 0])
+    into = GradientSum(list(module.parameters()))
+    with torch.no_grad(), steady():
+        (y,), kept = program.forward(inputs)
+        with into.of_updates(updates):
+            program.backward((torch.cos(y),), kept, None, into)
+    for update in range(3):
+        rows = np.flatnonzero(updates == update).tolist()
+        for p, wanted in zip(module.parameters(), _plainly(module, inputs, rows)[3:], strict=True):
+            found = into.take(p)
+            assert_close(torch.zeros_like(p) if found is None else found, wanted)
+        into.next_update()
+
+
+def _causal(m: Within, x: Tensor, stack: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(stack, stack, m.inner(stack), is_causal=True)
+
+
+def _masked(m: Within, x: Tensor, stack: Tensor) -> Tensor:
+    nothing = torch.zeros(K, K, dtype=torch.bool)
+    return functional.scaled_dot_product_attention(stack, stack, m.inner(stack), nothing)
+
+
+@pytest.mark.parametrize("rule", [_causal, _masked])
+def test_masks_are_left_to_torch(rule: Rule) -> None:
+    module, inputs = _made(rule), _inputs()
+    cut, rows = derive(module, inputs), [4, 0, 7]
+    found = _by_program(module, Program(cut, Operands(module)), inputs, rows)
+    assert_close(found, _plainly(module, inputs, rows), rtol=1e-9, atol=1e-10)
+
+
+def test_long_attention_is_left_to_torch_which_keeps_no_scores() -> None:
+    x, _ = _inputs()
+    module = _made(_RULES["scaled"])
+    for length, in_c in ((60, True), (70, False)):
+        stack = torch.randn(N, length, D, dtype=torch.float64)
+        assert (derive(module, (x, stack)).parts.fused is not None) == in_c
