@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from geartrain.errors import GraphError
 from geartrain.nn.composed import COMPOSED, WITHIN_ROWS
 from geartrain.nn.draws import drawn
+from geartrain.nn.otherwise import OTHERWISE
 from geartrain.nn.simpler import SIMPLER
 
 _LIFTED: Final = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
@@ -91,36 +92,14 @@ class _WithoutLooking(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if function in _OTHERWISE:
-            return _OTHERWISE[function](*args, **(kwargs or {}))
+        if function in OTHERWISE:
+            return OTHERWISE[function](*args, **(kwargs or {}))
         composed = COMPOSED if self._composed else WITHIN_ROWS
         if function in composed:
             found = composed[function](*args, **(kwargs or {}))
             if found is not None:
                 return found
         return function(*args, **(kwargs or {}))
-
-
-def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
-    if num_classes < 0:
-        raise GraphError("one_hot without num_classes looks for the largest class; say how many")
-    unit = torch.eye(num_classes, dtype=torch.int64, device=tensor.device)
-    return torch.nn.functional.embedding(tensor, unit)
-
-
-def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A product with a weight, and one with the rows of the other input."""
-    out, one, other = weight.shape
-    flat = weight.permute(1, 2, 0).reshape(one, other * out)
-    met = (input1 @ flat).view(*input1.shape[:-1], other, out)
-    y = (input2.unsqueeze(-2) @ met).squeeze(-2)
-    return y if bias is None else y + bias
-
-
-_OTHERWISE: Final[Mapping[Any, Callable[..., Tensor]]] = {
-    torch.nn.functional.one_hot: _one_hot,
-    torch.nn.functional.bilinear: _bilinear,
-}
 
 
 @final

@@ -1,0 +1,75 @@
+"""Functions of torch told by others in every trace: these look at no values, or have steps in C.
+
+einsum("ni,kij,nj->nk", x, W, y)  ─►  x meets W, laid out as one map (k j, i); that meets y
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from geartrain.errors import GraphError
+
+
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    if num_classes < 0:
+        raise GraphError("one_hot without num_classes looks for the largest class; say how many")
+    unit = torch.eye(num_classes, dtype=torch.int64, device=tensor.device)
+    return torch.nn.functional.embedding(tensor, unit)
+
+
+def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A product with a weight, and one with the rows of the other input."""
+    out, one, other = weight.shape
+    flat = weight.permute(1, 2, 0).reshape(one, other * out)
+    met = (input1 @ flat).view(*input1.shape[:-1], other, out)
+    y = (input2.unsqueeze(-2) @ met).squeeze(-2)
+    return y if bias is None else y + bias
+
+
+def _einsum(equation: Any, *operands: Any) -> Tensor:
+    """Products of rows and weights by maps; else torch's own."""
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    plain = isinstance(equation, str) and equation.count("->") == 1 and "." not in equation
+    if not plain or len(operands) < 2:
+        return torch.einsum(equation, *operands)
+    left, out = equation.replace(" ", "").split("->")
+    a, b, *others = left.split(",")
+    if len(others) + 2 != len(operands) or not out:
+        return torch.einsum(equation, *operands)
+    if not others:
+        found = _by_map(a, b, out, *operands) or _by_map(b, a, out, *operands[::-1])
+        return torch.einsum(equation, *operands) if found is None else found[0]
+    rest = set("".join([*others, out]))
+    between = "".join([x for x in dict.fromkeys(out[0] + a + b) if x in rest and x in a + b])
+    first = _einsum(f"{a},{b}->{between}", *operands[:2])
+    return _einsum(f"{','.join([between, *others])}->{out}", first, *operands[2:])
+
+
+def _by_map(a: str, b: str, out: str, rows: Tensor, weight: Tensor) -> tuple[Tensor] | None:
+    """A product of what has rows, by its first letter, and what has none; None: it is no such."""
+    both = set(a) & set(b)
+    single = len(set(a)) == len(a) and len(set(b)) == len(b)
+    if not single or a[:1] != out[0] or out[0] in b or both & set(out):
+        return None
+    if (set(a) | set(b)) - both != set(out) or not both:
+        return None
+    met = [x for x in b if x in both]
+    mine, its = [x for x in a if x not in both], [x for x in b if x not in both]
+    sizes = dict(zip(a, rows.shape, strict=True)) | dict(zip(b, weight.shape, strict=True))
+    x = rows.permute([a.index(k) for k in (*mine, *met)])
+    x = x.reshape(*[sizes[k] for k in mine], -1)
+    flat = weight.permute([b.index(k) for k in (*its, *met)]).reshape(-1, x.shape[-1])
+    y = torch.nn.functional.linear(x, flat).view([sizes[k] for k in (*mine, *its)])
+    return (y.permute([(mine + its).index(k) for k in out]),)
+
+
+OTHERWISE: Final[Mapping[Any, Callable[..., Tensor]]] = {
+    torch.nn.functional.one_hot: _one_hot,
+    torch.nn.functional.bilinear: _bilinear,
+    torch.einsum: _einsum,
+}

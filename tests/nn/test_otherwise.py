@@ -1,0 +1,91 @@
+"""Functions of torch that traces tell by others: they give the same, and have steps in C."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geartrain.native import library
+from geartrain.nn.derivation import derive
+from geartrain.nn.otherwise import OTHERWISE
+
+SIZES = {"n": 6, "i": 3, "j": 4, "k": 5, "h": 2, "d": 3, "e": 4}
+
+MAPS = [
+    "ni,ij->nj",
+    "ni,ji->nj",
+    "ni,kij->nkj",
+    "ni,kij->njk",
+    "ij,ni->nj",
+    "nhd,de->nhe",
+    "nhd,hde->ne",
+    "nhd,hd->n",
+    "nd,d->n",
+    "ni, kij, nj -> nk",
+    "ni,nj,kij->nk",
+    "nk,nd,kde->ne",
+]
+OTHERS = ["ni,nj->nij", "nd,nkd->nk", "nk,nkd->nd", "ni,nij->nj", "nhd,hde->nhe", "ni,i->ni"]
+
+
+def operands(equation: str, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    left = equation.replace(" ", "").split("->")[0]
+    shapes = [[SIZES[x] for x in each] for each in left.split(",")]
+    return [torch.randn(s, generator=generator, dtype=dtype) for s in shapes]
+
+
+@pytest.mark.parametrize("equation", [*MAPS, *OTHERS, "...i,ij->...j", "ni->n", "nii,nj->nj"])
+def test_einsum_is_torchs(equation: str) -> None:
+    some = operands(equation.replace("...", "n"))
+    mine, torchs = OTHERWISE[torch.einsum](equation, *some), torch.einsum(equation, *some)
+    torch.testing.assert_close(mine, torchs)
+    assert mine.shape == torchs.shape
+
+
+def test_einsum_takes_a_list_and_its_other_form() -> None:
+    x, w = operands("ni,ij->nj")
+    wanted = x @ w
+    torch.testing.assert_close(OTHERWISE[torch.einsum]("ni,ij->nj", [x, w]), wanted)
+    torch.testing.assert_close(OTHERWISE[torch.einsum](x, [0, 1], w, [1, 2], [0, 2]), wanted)
+
+
+class Summed(nn.Module):
+    """Rows and weights meet as an equation says, and a map follows."""
+
+    def __init__(self, equation: str) -> None:
+        super().__init__()
+        self.equation = equation
+        left = equation.replace(" ", "").split("->")[0].split(",")
+        self.rows = [k for k, each in enumerate(left) if "n" in each]
+        self.weights = nn.ParameterDict(
+            {
+                str(k): nn.Parameter(x)
+                for k, x in enumerate(operands(equation))
+                if k not in self.rows
+            }
+        )
+
+    def forward(self, *rows: Tensor) -> Tensor:
+        given = dict(zip(self.rows, rows, strict=True))
+        many = len(given) + len(self.weights)
+        some = [given[k] if k in given else self.weights[str(k)] for k in range(many)]
+        return torch.tanh(torch.einsum(self.equation, *some))
+
+
+@pytest.mark.parametrize("equation", MAPS)
+def test_maps_that_an_equation_tells_have_programs_in_c(equation: str) -> None:
+    if library.current() is None:
+        pytest.skip("there are no kernels in C")
+    module = Summed(equation)
+    some = operands(equation)
+    cut = derive(module, [some[k] for k in module.rows])  # is tried against autograd
+    assert cut.parts.fused is not None
+
+
+def test_bilinear_is_torchs() -> None:
+    module = nn.Bilinear(3, 4, 5).double()
+    x, y = (torch.randn(6, k, dtype=torch.float64) for k in (3, 4))
+    mine = OTHERWISE[nn.functional.bilinear](x, y, module.weight, module.bias)
+    torch.testing.assert_close(mine, module(x, y))
