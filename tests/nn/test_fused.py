@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from geartrain.errors import ProtocolError
 from geartrain.native import library
-from geartrain.native.fused import Op, Steps
+from geartrain.native.fused import AT_A_TIME, Op, Step, Steps
 from geartrain.native.fused import packed as pack
 from geartrain.native.steady import steady
 from geartrain.nn.derivation import derive
@@ -249,3 +249,11 @@ def test_what_only_a_cat_reads_is_written_where_it_lies_there(
     assert pair is not None
     found = tuple(_ops(r._steps).count(Op.COPY) for r in (pair.forward, pair.backward))
     assert found == copies
+
+
+@pytest.mark.parametrize("op", sorted(AT_A_TIME))
+def test_a_step_that_would_never_end_is_refused(op: Op) -> None:
+    with pytest.raises(ProtocolError, match=f"{op.name} of 4 entries takes 0 at a time"):
+        Step(op, 4, ())
+    Step(op, 4, (), many=2)
+    Step(op, 0, ())

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from geartrain.errors import ProtocolError
 from geartrain.native import library
 
 
@@ -110,6 +111,11 @@ class Op(IntEnum):
     OTHER_THAN = auto()
 
 
+AT_A_TIME: Final = frozenset(
+    {*(Op.SOFTMAX, Op.SOFTMAX_BACK, Op.LOG_SOFTMAX, Op.LOG_SOFTMAX_BACK), Op.NORM, Op.NORM_BACK}
+)
+"""Steps that take ``many`` entries of a row at a time, until there are no more."""
+
 ADDING: Final = frozenset({Op.SUM_OF_ROWS, Op.NORM_WEIGHT})
 """Steps that add all rows to what is there: one thread takes them."""
 
@@ -151,6 +157,9 @@ class Step:
         op: What it does.
         width: Entries of a row that it writes.
         places: Where it writes, and what it reads.
+
+    Raises:
+        ProtocolError: It would take no entries at a time, for ever.
     """
 
     op: Op
@@ -159,6 +168,13 @@ class Step:
     many: int = 0
     inner: int = 0
     number: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.op in AT_A_TIME and self.many < 1 <= self.width:
+            raise ProtocolError(
+                f"{self.op.name} of {self.width} entries takes {self.many} at a time; expected at "
+                "least one: say how many, as for other steps of axes"
+            )
 
     def packed(self) -> bytes:
         """As C has it."""
