@@ -330,12 +330,19 @@ class NativeCalls:
         self._records[numbers] = np.stack([own, sizes, offsets, into, at], 1)
 
     def _indexed(self, reads: Sequence[tuple[Read, Home]], offsets: IntArray) -> IntArray:
-        """Write where the rows of reads begin, from each offset on; the addresses of that."""
+        """Write where the rows of reads begin, from each offset on; the addresses of that.
+
+        Raises:
+            ProtocolError: Members begin behind their end. C sees what one call reads, and to it
+                the end of its last members is where those of the next call begin.
+        """
         index = np.zeros((offsets.size, 2 * max(len(reads), 1)), np.int64)
         for k, (read, _) in enumerate(reads):
             if read.starts is None:
                 index[:, 2 * k] = pointer(read.rows) + 8 * read.many * offsets
             else:
+                if not _rise(read.starts, read.rows.size):
+                    raise _WHY[3]
                 index[:, 2 * k] = pointer(read.rows) + 8 * read.starts[offsets]
                 index[:, 2 * k + 1] = pointer(read.starts) + 8 * offsets
             self._alive.append(read)
@@ -576,3 +583,8 @@ class NativeCalls:
         for one in returning:
             one.learn(int(tables.modules[one.module.number, -2]), got)
         self._turn.kept[begin:end] = [None] * (end - begin)
+
+
+def _rise(starts: IntArray, rows: int) -> bool:
+    """Whether no members begin before others end, and none behind so many rows."""
+    return bool(0 <= starts[0] and starts[-1] <= rows and (starts[1:] >= starts[:-1]).all())
