@@ -145,16 +145,16 @@ def test_room_for_row_numbers_is_made_anew_where_more_come_than_it_has(
     assert made["forward"] > 0
 
 
-@pytest.mark.parametrize("starts", [True, False])
-def test_rows_that_are_not_there_are_refused(starts: bool) -> None:
+@pytest.mark.parametrize("starts", [None, 0, 1, 2, 3, -1])
+def test_rows_that_are_not_there_are_refused(starts: int | None) -> None:
     before = native.NativeCalls._made_of
 
     def harmed(read: Read) -> Read:
-        if starts and read.starts is not None:
+        if starts is not None and read.starts is not None:
             falling = read.starts.copy()
-            falling[0] = read.starts[-1] + 1
+            falling[starts] = read.starts[-1] + (1 << 40)
             return replace(read, starts=falling)
-        return read if starts else replace(read, rows=read.rows + (1 << 40))
+        return read if starts is not None else replace(read, rows=read.rows + (1 << 40))
 
     def made_of(self: native.NativeCalls, stage: Any, rows: Any) -> Any:
         tensors = before(self, stage, rows)
