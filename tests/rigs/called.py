@@ -307,7 +307,10 @@ CASES: dict[str, tuple[Callable[[str], Graph], Callable[[], list[Instance]]]] = 
     "words that meet a weight": (lambda run: turning(tagged, run), few_and_many),
     "many words and few, in flight": (lambda run: turning(tagged, run, apart=True), few_and_many),
     "weights of weights": (lambda run: turning(computed, run), sets),
-    "weights of weights, in flight": (lambda run: turning(computed, run, apart=True), sets),
+    "weights of weights, in flight": (
+        lambda run: turning(computed, run, apart=True),
+        few_and_many,
+    ),
     "an input that goes on": (lambda run: turning(passed, run), sets),
     "tensors put side by side": (lambda run: turning(joined, run), sets),
     "an output that nobody reads": (lambda run: turning(cell, run, both=False), sets),
