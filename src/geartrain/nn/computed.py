@@ -13,15 +13,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from geartrain.native.steady import firing
-from geartrain.nn.counted import CountedGraph
-from geartrain.nn.emit import emit
+from geartrain.nn.counted import PRODUCTS, CountedGraph, Function
 from geartrain.nn.record import draws, record
-from geartrain.nn.split import Function
 from geartrain.nodes.call import differentiate
 
 aten = torch.ops.aten
 
-_PRODUCTS: Final = (aten.mm.default, aten.addmm.default)
 _VIEWS: Final = frozenset(
     {
         aten.t.default,
@@ -79,19 +76,15 @@ def apart(
     computed = sorted(found, key=order.__getitem__)
     if not computed:
         return None
-    code = _code(whole, [], computed)
-    rest = _code(whole, [*computed, *whole.inputs], whole.results())
+    code = whole.code([], computed)
 
     def compute(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return tuple([x.contiguous() for x in code(0, *given)])
 
-    def late_function(given: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        outputs: tuple[Tensor, ...] = rest(inputs[0].shape[0], *given, *inputs)
-        return outputs
-
     with torch.no_grad():
         likes = tuple([x.detach() for x in compute(operands)])
-    return ComputedWeights(compute, likes), late_function
+    rest = whole.function([*computed, *whole.inputs], whole.results())
+    return ComputedWeights(compute, likes), rest
 
 
 def forward_of(
@@ -107,20 +100,11 @@ def forward_of(
     return CountedGraph([record(functional, [*operands, *x]) for x in samples], n, inputs)
 
 
-def _code(
-    whole: CountedGraph, given: Sequence[fx.Node], results: Sequence[fx.Node]
-) -> Callable[..., tuple[Tensor, ...]]:
-    graph, built = whole.begun(given)
-    whole.copy(results, graph, built)
-    graph.output(tuple([built[x] for x in results]))
-    return emit(graph, whole.constants)
-
-
 def _computed(whole: CountedGraph, reader: fx.Node, x: fx.Node) -> fx.Node | None:
     """Of what a reader of rows reads of operands alone: what had better be computed before; None:
     it is an operand, or a view that costs nothing."""
     args: Any = reader.args
-    if reader.target in _PRODUCTS and x is args[-1]:
+    if reader.target in PRODUCTS and x is args[-1]:
         own = x.args[0] if x.target is aten.t.default else x
         assert isinstance(own, fx.Node)
         of = own.args[0] if own.target is aten.slice.Tensor else own
@@ -184,7 +168,7 @@ class ComputedOperands:
             leaves = [x.detach().requires_grad_(_learns(x)) for x in own]
             outputs = self._computed.code(leaves)
             wanted = [x for x in leaves if x.requires_grad]
-            found = iter(differentiate(outputs, tuple(gradients), wanted))
+            found = differentiate(outputs, tuple(gradients), wanted)
         learning = [x for x in own if isinstance(x, nn.Parameter) and _learns(x)]
         return [(x, d) for x, d in zip(learning, found, strict=True) if d is not None]
 

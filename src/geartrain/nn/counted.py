@@ -10,21 +10,27 @@ of the number of rows is refused instead of specialised.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, cast, final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, cast, final
 
 import torch
 from torch import Tensor, fx
 
 from geartrain.errors import GraphError
+from geartrain.frames.message import Payload
 from geartrain.nn.draws import drawn
+from geartrain.nn.emit import emit
 from geartrain.nn.record import Trace
 
 aten = torch.ops.aten
+Function: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], Payload]
+"""Outputs of operands and inputs."""
 
 SIZES: Final = (3, 5)
 """Numbers of rows that are traced."""
 
+PRODUCTS: Final = (aten.mm.default, aten.addmm.default)
+"""Of two matrices, the weight last."""
 VIEWS: Final = frozenset({aten.view.default, aten._unsafe_view.default})
 _SAME: Final = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
 
@@ -111,6 +117,22 @@ class CountedGraph:
                 made[x] = graph.node_copy(x, made.__getitem__)
                 if x.target in VIEWS:  # what is kept is contiguous, whatever it was
                     made[x].target = aten.reshape.default
+
+    def code(self, given: Sequence[fx.Node], results: Sequence[fx.Node]) -> Callable[..., Payload]:
+        """What computes results, as a function of n, the operands, and then ``given``."""
+        graph, made = self.begun(given)
+        self.copy(results, graph, made)
+        graph.output(tuple([made[x] for x in results]))
+        return emit(graph, self.constants)
+
+    def function(self, given: Sequence[fx.Node], results: Sequence[fx.Node]) -> Function:
+        """The same of operands and inputs, which are ``given``; there is one at least."""
+        code = self.code(given, results)
+
+        def function(operands: Sequence[Tensor], inputs: Sequence[Tensor]) -> Payload:
+            return code(inputs[0].shape[0], *operands, *inputs)
+
+        return function
 
     def _note_rows(self, x: fx.Node, small: tuple[int, ...], large: tuple[int, ...]) -> None:
         differs = [k for k, (a, b) in enumerate(zip(small, large, strict=False)) if a != b]

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from geartrain.errors import GraphError
 from geartrain.frames.message import Payload
 from geartrain.nn.computed import apart
-from geartrain.nn.counted import SIZES
+from geartrain.nn.counted import SIZES, Function
 from geartrain.nn.program import Cut, Operands, Program
-from geartrain.nn.split import Function, TraceSplit, split
+from geartrain.nn.split import TraceSplit, split
 from geartrain.nn.structure import Structure
 from geartrain.nodes.call import arguments, as_payload
 from geartrain.nodes.gradient import GradientSum

@@ -12,26 +12,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, fx
 
 from geartrain.errors import GraphError
 from geartrain.nn.computed import forward_of
-from geartrain.nn.counted import SIZES, CountedGraph, needed_by
+from geartrain.nn.counted import PRODUCTS, SIZES, CountedGraph, Function, needed_by
 from geartrain.nn.derivation import Derivation, call_of, guarded, made, own_copy, sample
-from geartrain.nn.emit import emit
-from geartrain.nn.program import Cut, HoistedCuts, Operands, Program
+from geartrain.nn.program import HoistedCuts, Operands, Program
 from geartrain.nn.record import draws
-from geartrain.nn.split import Function
 from geartrain.nodes.hoisted import Hoisted
 from geartrain.nodes.kernel import AbstractKernel
 
 log = logging.getLogger("geartrain.nn")
 aten = torch.ops.aten
-
-_PRODUCTS: Final = (aten.mm.default, aten.addmm.default)
 
 
 def hoist(
@@ -72,21 +68,20 @@ def _cuts(
             pieces = _InTwo(forward_of(call, tensors, samples), early)
         if not pieces.cut:
             return None
-        own: list[tuple[Sequence[Tensor], ...]] = []
-        first = pieces.early(), pieces.early_reads
-        for some in samples:
-            mine = [some[i] for i in pieces.early_reads]
-            with torch.no_grad():
-                between = first[0](tensors, mine)
-            own.append((mine, [*between, *(some[i] for i in pieces.late_reads)]))
-        cuts: list[Cut] = []
-        for k, piece in enumerate((first[0], pieces.late())):
-            its = own[0][k], own[1][k]
-            cuts.append(made(Derivation(piece, operands, its)))
+        early_, late = pieces.early(), pieces.late()
+        firsts = [[some[i] for i in pieces.early_reads] for some in samples]
+        with torch.no_grad():
+            between = [early_(tensors, given) for given in firsts]
+        rests = [[some[i] for i in pieces.late_reads] for some in samples]
+        lasts = [[*found, *rest] for found, rest in zip(between, rests, strict=True)]
+        first, last = (
+            made(Derivation(piece, operands, (given[0], given[1])))
+            for piece, given in ((early_, firsts), (late, lasts))
+        )
     except GraphError as error:
         log.info("nothing is computed before the rest: %s", error)
         return None
-    return HoistedCuts(cuts[0], cuts[1], pieces.early_reads, pieces.late_reads)
+    return HoistedCuts(first, last, pieces.early_reads, pieces.late_reads)
 
 
 @final
@@ -115,24 +110,12 @@ class _InTwo:
     def early(self) -> Function:
         """Of operands and the inputs that it reads: the cut."""
         inputs = [self._whole.inputs[i] for i in self.early_reads]
-        return self._function(inputs, self.cut)
+        return self._whole.function(inputs, self.cut)
 
     def late(self) -> Function:
         """Of operands, the cut, and the inputs that it reads: the results."""
         inputs = [self._whole.inputs[i] for i in self.late_reads]
-        return self._function([*self.cut, *inputs], self._whole.results())
-
-    def _function(self, given: Sequence[fx.Node], results: Sequence[fx.Node]) -> Function:
-        graph, built = self._whole.begun(given)
-        self._whole.copy(results, graph, built)
-        graph.output(tuple([built[x] for x in results]))
-        code = emit(graph, self._whole.constants)
-
-        def function(operands: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            found: tuple[Tensor, ...] = code(inputs[0].shape[0], *operands, *inputs)
-            return found
-
-        return function
+        return self._whole.function([*self.cut, *inputs], self._whole.results())
 
     def _read(self, roots: Iterable[fx.Node], given: Iterable[fx.Node]) -> tuple[int, ...]:
         """Which inputs some nodes follow from, if others are given."""
@@ -155,7 +138,7 @@ class _InTwo:
         inner: set[fx.Node] = set()
         for x in self._whole.graph.nodes:
             if x in self._is_early:
-                product = x.target in _PRODUCTS and x.args[-1] not in self._is_early
+                product = x.target in PRODUCTS and x.args[-1] not in self._is_early
                 if product or any(y in inner for y in x.all_input_nodes):
                     inner.add(x)
         while True:
@@ -178,7 +161,7 @@ class _InTwo:
         found = False
         for x in list(self._whole.graph.nodes):
             args: Any = x.args
-            if x.target not in _PRODUCTS or x not in self._is_late or x.kwargs:
+            if x.target not in PRODUCTS or x not in self._is_late or x.kwargs:
                 continue
             *bias, rows, weight = args
             side_by_side = rows.target is aten.cat.default and list(rows.args[1:]) in ([1], [-1])

@@ -21,13 +21,13 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, fx
 
 from geartrain.errors import GraphError
-from geartrain.nn.counted import SIZES, VIEWS, CountedGraph
+from geartrain.nn.counted import PRODUCTS, SIZES, VIEWS, CountedGraph, Function
 from geartrain.nn.emit import emit
 from geartrain.nn.fold import Columns, Folding, Summand, affine_columns, times_columns
 from geartrain.nn.fused import Pair
@@ -40,8 +40,6 @@ from geartrain.nodes.call import differentiate
 from geartrain.nodes.products import affine, times
 
 aten = torch.ops.aten
-Function: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
-"""Outputs of operands and inputs."""
 
 _CHEAP = {
     *VIEWS,
@@ -340,7 +338,7 @@ class _Cut:
     def _use_products(self) -> None:
         """Products of rows and weights by ``products``, which knows the faster library."""
         for x in self._graph.nodes:
-            if x.target not in (aten.mm.default, aten.addmm.default) or x.kwargs:
+            if x.target not in PRODUCTS or x.kwargs:
                 continue
             args: Any = x.args
             *bias, rows, weight = args

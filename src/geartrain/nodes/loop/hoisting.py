@@ -9,7 +9,7 @@ its results are rows of a value of their own, which the late piece reads in thei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -85,19 +85,14 @@ class HoistedModule:
     """A module of a loop in two.
 
     Args:
-        kernel: It, in one.
         early, late: The two.
-        made: What the first one makes rows of.
-        joined: What the second one reads.
-        rest: Whether the second one reads rows of what the module read.
+        joined: What the second one reads: rows that the first one has made, and maybe others of
+            what the module read.
     """
 
-    kernel: AbstractKernel
     early: CallStage
     late: CallStage
-    made: Stored
     joined: SideBySide
-    rest: bool
 
 
 @final
@@ -116,8 +111,7 @@ class Hoists:
     def __init__(self, inner: list[Inner], kernels: LoopKernels, values: int) -> None:
         self._inner, self._kernels, self._values = inner, kernels, values
         self._modules, self.most = len(inner), 3 * len(inner)
-        self._known: dict[tuple[int, tuple[int, ...], int], HoistedModule | None] = {}
-        self._of: dict[int, AbstractKernel] = {}
+        self._known: dict[Hashable, HoistedModule | None] = {}
         self._next = 0
 
     def may(self, number: int) -> bool:
@@ -142,11 +136,7 @@ class Hoists:
             shared: What its rows have in common.
             samples: Arguments like its own.
         """
-        number = stage.number
-        if self._of.get(number) is not kernel:
-            self._of[number] = kernel
-            self._known = {key: x for key, x in self._known.items() if key[0] != number}
-        key = number, shared.inputs, shared.read.number
+        key = stage.number, kernel, shared.inputs, shared.read.number
         if key not in self._known:
             self._known[key] = self._made(stage, kernel, shared, samples)
         return self._known[key]
@@ -182,12 +172,9 @@ class Hoists:
         names = [inner.call.read[i - payload] for i in two.late_reads if i >= payload]
         call = replace(inner.call, take=None, dry_run=None)
         return HoistedModule(
-            kernel,
             self._add(inner, two.early, replace(call, read=()), source, made, counts=False),
             self._add(inner, two.late, replace(call, read=tuple(names)), joined, stage.into),
-            made,
             joined,
-            bool(rest),
         )
 
     def _add(
@@ -235,11 +222,11 @@ def call_in_two(
     found = [plan.calls[number] for number in numbers.tolist()]
     plan.numbers.reach(module.joined.number + 1)
     read, first = shared.read.rows, shared.first
-    made = plan.numbers.more(module.made.number, first.size)
+    made = plan.numbers.more(module.early.into.number, first.size)
     place = np.empty(plan.numbers.counts[shared.read.number], np.int64)
     own = read[first]
     place[own] = made
-    sides = [place[read], rows.numbers] if module.rest else [place[read]]
+    sides = [place[read], rows.numbers][: len(module.joined.sources)]
     joined = plan.numbers.join(module.joined.number, sides)
     ends = np.cumsum([len(called.rows) for called in found])
     until = first.searchsorted(ends)

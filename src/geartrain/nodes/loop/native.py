@@ -306,8 +306,9 @@ class NativeCalls:
             return False
         now, made = call_in_two(module, shared, plan, numbers, rows)
         self._able += [True] * (len(self._inner) - len(self._able))
-        before, self._records = self._records, np.zeros((len(plan.calls), calls.CALL_WORDS), int)
-        self._records[now[:-1]] = before
+        records = np.zeros((len(plan.calls), calls.CALL_WORDS), np.int64)
+        records[now[:-1]] = self._records
+        self._records = records
         self._at_records = pointer(self._records)
         self._planned = {k: now[each] for k, each in self._planned.items()}
         self._planned |= made
