@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from geartrain.errors import GeartrainError, WorkerError
 from geartrain.frames.instance import Instance
-from geartrain.graph.graph import Graph
-from geartrain.native import calls, library
+from geartrain.graph.graph import Graph, Stream
+from geartrain.native import calls, library, sums
 from geartrain.nodes.loop import native
 from geartrain.nodes.loop.module import NativeKept
 from geartrain.nodes.loop.node import LoopNode
@@ -25,6 +25,7 @@ from geartrain.nodes.loop.turn import KeptCall
 from tests.rigs.called import (
     CASES,
     WIDTH,
+    Gated,
     Rooted,
     Start,
     cell,
@@ -99,6 +100,52 @@ def test_some_thousand_rows_go_back_at_a_time(
     assert_same_gradients(few.gradients, whole.gradients)
     assert_same_gradients(few.gradients, steps.gradients)
     assert made["backward"] == 2 * once["backward"]
+
+
+def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Pieces of the gradients that are made from where rows lie, by gradient."""
+    found: list[int] = []
+    before = sums.GradientCall.add
+
+    def note(call: Any, out: Tensor, pieces: Any, *, add: bool) -> None:
+        found.append(len(pieces))
+        before(call, out, pieces, add=add)
+
+    monkeypatch.setattr(sums.GradientCall, "add", note)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_weights_learn_of_rows_where_they_lie_is_what_is_kept_and_added_up_later(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    make, data = CASES[name]
+    pieces, found = multiplied(monkeypatch), []
+    for lying in (True, False):
+        torch.manual_seed(1)
+        if not lying:
+            monkeypatch.setattr(sums.GradientCall, "may_add", lambda *_: False)
+            assert pieces or "in flight" in name
+            pieces.clear()
+        found.append(accumulate(make("whole"), data(), FEW).gradients)
+    assert_same_gradients(*found)
+    assert not pieces
+
+
+def test_a_weight_of_two_modules_gets_what_both_of_them_learn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def twice(state: Stream, graph: Graph) -> Stream:
+        gated, own = Gated().double(), {"read": "token", "keep": "activations"}
+        first = state.through(gated, name="one", **own)  # type: ignore[arg-type]
+        return first.through(gated, name="two", **own)  # type: ignore[arg-type]
+
+    pieces, found = multiplied(monkeypatch), []
+    for run in ("whole", "steps"):
+        torch.manual_seed(1)
+        found.append(accumulate(turning(twice, run), sets(), FEW).gradients)
+    assert_same_gradients(*found)
+    assert pieces
 
 
 def test_buffers_grow_where_more_rows_come_than_were_expected() -> None:

@@ -69,6 +69,26 @@ class RoutineForm:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class RowsLearnt:
+    """A weight whose gradient is a product of rows, or their sum.
+
+    Args:
+        parameter: The weight, or what stands for it.
+        into: The sum of gradients that has it.
+        columns: Those of it that the product has; None: all.
+        left: Which result of the backward the rows are.
+        right: That which they are multiplied with; None: they are added up.
+    """
+
+    parameter: Any
+    into: Any
+    columns: tuple[tuple[int, int], ...] | None
+    left: int
+    right: int | None
+
+
+@final
 @dataclass(frozen=True, slots=True, eq=False)
 class CallForm:
     """Both programs of a module.
@@ -84,7 +104,10 @@ class CallForm:
         dtype: Of what they compute with.
         addresses: Gives those of the operands, by slot: of forward if it is told so, or backward.
         learn: Adds what the backward has found for the weights: its results, the outputs that have
-            got a gradient as bits, how many rows, and the sum.
+            got a gradient as bits, how many rows, the sum, and whether what ``rows_learnt`` gives
+            is left out.
+        rows_learnt: Gives what of that is but products and sums of rows, and whether there is more:
+            of these bits, and the sum.
         split: Whether it is to be told of each update by itself, where rows are of several.
         draws: Whether the forward takes seeds, an int64 for each row, behind the inputs.
 
@@ -103,7 +126,8 @@ class CallForm:
     gradients: Mapping[int, frozenset[int]]
     dtype: torch.dtype
     addresses: Callable[[bool], list[int]]
-    learn: Callable[[Sequence[Any], int, int, Any], None]
+    learn: Callable[[Sequence[Any], int, int, Any, bool], None]
+    rows_learnt: Callable[[int, Any], tuple[Sequence[RowsLearnt], bool]]
     split: bool
     draws: bool
     copies: list[tuple[int, int]] = field(init=False)
@@ -265,6 +289,7 @@ def copying(likes: Sequence[Tensor], dtype: torch.dtype) -> CallForm:
         dtype,
         lambda _: [],
         lambda *_: None,
+        lambda *_: ((), False),
         False,
         False,
     )

@@ -62,8 +62,12 @@ def suits(one: Unsummed, dtype: torch.dtype) -> bool:
     if not one.rights:
         return True
     n = sum([x.shape[0] for x in one.lefts])
-    most = MOST_ALONE if torch.get_num_threads() == 1 else MOST_WORK
-    return n * one.out.numel() <= most
+    return n * one.out.numel() <= most_work()
+
+
+def most_work() -> int:
+    """Multiplications for one weight from which on they are left to torch."""
+    return MOST_ALONE if torch.get_num_threads() == 1 else MOST_WORK
 
 
 def sum_gradients(some: Sequence[Unsummed]) -> float:
@@ -78,8 +82,6 @@ def sum_gradients(some: Sequence[Unsummed]) -> float:
     Raises:
         MemoryError: There is none.
     """
-    native = library.current()
-    assert native is not None
     words: list[int] = []
     work = 0
     for one in some:
@@ -93,10 +95,62 @@ def sum_gradients(some: Sequence[Unsummed]) -> float:
             words += (left.data_ptr(), rights[k].data_ptr() if rights else 0, n)
             work += n * height * max(width, 1)
     squares = ctypes.c_double()
-    run = native.typed[some[0].out.dtype]["sum_gradients"][work > library.SMALL_WORK]
-    if run(pack(f"{len(words)}q", *words), len(some), ctypes.addressof(squares)):
-        raise MemoryError("no memory for the rows whose products are a gradient")
+    _sum(some[0].out.dtype, words, len(some), work, ctypes.addressof(squares))
     return float(squares.value)
+
+
+def _sum(
+    dtype: torch.dtype, words: Sequence[int], count: int, work: int, squares: int | None
+) -> None:
+    native = library.current()
+    assert native is not None
+    run = native.typed[dtype]["sum_gradients"][work > library.SMALL_WORK]
+    if run(pack(f"{len(words)}q", *words), count, squares):
+        raise MemoryError("no memory for the rows whose products are a gradient")
+
+
+@final
+class GradientCall:
+    """Gradients of several weights from rows where they lie, in one call.
+
+    Args:
+        dtype: Of all of them.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._words: list[int] = []
+        self._count = self._work = 0
+
+    def may_add(self, out: Tensor, n: int) -> bool:
+        """Whether it is for this gradient and n rows."""
+        fits = out.dtype is self._dtype and out.is_contiguous() and out.is_cpu
+        return fits and n * out.numel() <= most_work() and may_sum(self._dtype)
+
+    def add(self, out: Tensor, pieces: Sequence[tuple[int, int, int]], *, add: bool) -> None:
+        """Products of rows, or their sums, for one weight; ``may_add`` has let it pass.
+
+        Args:
+            out: The gradient, contiguous, of one or two dimensions; it is written by ``run``.
+            pieces: Where rows of ``out.shape[0]`` lie and, for one of two dimensions, those of
+                ``out.shape[1]`` that they are multiplied with; and how many.
+            add: Whether something is there already.
+        """
+        width = out.shape[1] if out.ndim == 2 else 0
+        self._words += (out.data_ptr(), out.shape[0], width, add, len(pieces))
+        for piece in pieces:
+            self._words += piece
+        self._count += 1
+        self._work += out.numel() * sum([n for _, _, n in pieces])
+
+    def run(self) -> None:
+        """Write them.
+
+        Raises:
+            MemoryError: There is none.
+        """
+        if self._count:
+            _sum(self._dtype, self._words, self._count, self._work, None)
 
 
 @final

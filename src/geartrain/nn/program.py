@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload, join_arrays
 from geartrain.frames.tables import sparse_tables
-from geartrain.native.calls import CallForm
+from geartrain.native.calls import CallForm, RowsLearnt
 from geartrain.native.fused import available
 from geartrain.native.rows import take
 from geartrain.native.steady import firing
@@ -115,6 +115,8 @@ class _Terms:
         all: Of them.
         later: Those that may wait for those of other calls.
         at_once: The others.
+        lying: Products and sums of rows, which may be made from where the rows lie.
+        rest: The others.
         by_update: Whether it is to be done update by update: what the backward adds up itself, and
             rows of which some are left out.
     """
@@ -123,6 +125,8 @@ class _Terms:
         self.all = terms
         self.later = [t for t in terms if t.how in _LATER]
         self.at_once = [t for t in terms if t.how not in _LATER]
+        self.lying = [t for t in terms if t.how in ("product", "sum")]
+        self.rest = [t for t in terms if t.how not in ("product", "sum")]
         self.by_update = any(t.how == "value" or t.padding >= 0 for t in self.at_once)
 
 
@@ -228,6 +232,7 @@ class Program(AbstractKernel):
                 pair.dtype,
                 partial(self._addresses, there),
                 self._learn_listed,
+                self._rows_learnt,
                 self.terms.by_update,
                 pair.draws,
             )
@@ -238,11 +243,39 @@ class Program(AbstractKernel):
         routine = there if forward else self.pair.backward
         return self._packed.of(routine, self.operands.tensors())[0]
 
-    def _learn_listed(self, found: Sequence[Any], outputs: int, n: int, into: GradientSum) -> None:
-        """Add what the backward of n rows has found."""
-        tangents = self._parts.tangents
-        came = frozenset(k for k, j in enumerate(tangents) if outputs >> j & 1)
-        self._learn(tuple(found), came, n, self.operands.tensors(), into)
+    def _came(self, outputs: int) -> frozenset[int]:
+        """Which tangents came, by the outputs that got a gradient."""
+        return frozenset([k for k, j in enumerate(self._parts.tangents) if outputs >> j & 1])
+
+    def _rows_learnt(self, outputs: int, into: GradientSum) -> tuple[Sequence[RowsLearnt], bool]:
+        """Products and sums of rows that weights learn, and whether they learn anything else."""
+        own, operands = self.terms, self.operands.tensors()
+        if not own.lying or not self._all_learn(operands):
+            return (), bool(own.all)
+        came, found = self._came(outputs), []
+        for term in own.lying:
+            if term.tangents & came:
+                parameter, its = self._learner(term, operands, into)
+                right = term.first + 1 if term.how == "product" else None
+                found.append(RowsLearnt(parameter, its, term.columns, term.first, right))
+        return found, bool(own.rest)
+
+    def _learn_listed(
+        self, found: Sequence[Any], outputs: int, n: int, into: GradientSum, less: bool
+    ) -> None:
+        """Add what the backward of n rows has found.
+
+        Args:
+            found, outputs, n, into: Its results, who got a gradient, how many rows, and the sum.
+            less: Whether products and sums of rows have been added.
+        """
+        came, operands = self._came(outputs), self.operands.tensors()
+        if not less:
+            self._learn(tuple(found), came, n, operands, into)
+            return
+        for term in self.terms.rest:
+            if term.tangents & came:
+                self._add(term, operands, tuple(found[term.first :]), into)
 
     def _tangents(self, gradients: Gradient) -> tuple[frozenset[int], list[Tensor]]:
         """Which of them came, and all with zeros in place of the others, if any came."""

@@ -318,6 +318,42 @@ class GradientSum:
         if slot.waiting >= _MOST_WAITING:
             slot.add_up_waiting()
 
+    def may_add_in(
+        self,
+        call: sums.GradientCall,
+        parameter: torch.nn.Parameter,
+        n: int,
+        columns: Runs | None = None,
+    ) -> bool:
+        """Whether ``add_in`` is for n rows of this parameter."""
+        if self._updates is not None or operations.listening:
+            return False
+        return call.may_add(self._slot(parameter, columns).written(), n)
+
+    def add_in(
+        self,
+        call: sums.GradientCall,
+        parameter: torch.nn.Parameter,
+        pieces: Sequence[tuple[int, int, int]],
+        *,
+        columns: Runs | None = None,
+    ) -> None:
+        """``add_product`` or ``add_sum`` of rows where they lie, when ``call`` runs, which is to be
+        before anything else is added.
+
+        Args:
+            call: Makes sums.
+            parameter, columns: As for ``add_product``.
+            pieces: As ``call`` has them.
+        """
+        slot = self._slot(parameter, columns)
+        call.add(slot.written(), pieces, add=not slot.fresh)
+        slot.fresh = False
+
+    def _slot(self, parameter: torch.nn.Parameter, columns: Runs | None) -> _Slot:
+        slot = self._slots[parameter]
+        return slot if columns is None else slot.part(columns)
+
     def add_rows(self, parameter: torch.nn.Parameter, indices: Tensor, rows: Tensor) -> None:
         """Add ``rows[i]`` to row ``indices[i]``; kept as lists, handed over as one sparse tensor.
 

@@ -25,6 +25,7 @@ from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.native import calls, library, pool
 from geartrain.native.calls import CallForm, Home, SeveralForm, pointer
 from geartrain.native.fused import LACKING
+from geartrain.native.sums import GradientCall
 from geartrain.nodes.call import read_columns
 from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.kernel import AbstractKernel
@@ -581,9 +582,21 @@ class NativeCalls:
             self._blame(bad, begin, "backward")
         for value in values:
             held.came(value, int(tables.values[value, 1]))
-        for one in returning:
-            one.learn(int(tables.modules[one.module.number, -2]), got)
+        self._learn(returning, got)
         self._turn.kept[begin:end] = [None] * (end - begin)
+
+    def _learn(self, returning: Sequence[Returning | SeveralReturning], got: Got) -> None:
+        """Tell weights what has been found for them: products and sums of rows of all modules in
+        one call, then what else there is."""
+        assert self._dtype is not None
+        call = GradientCall(self._dtype)
+        came = [int(self._tables.modules[one.module.number, -2]) for one in returning]
+        for one, outputs in zip(returning, came, strict=True):
+            if isinstance(one, Returning):
+                one.multiply(outputs, call)
+        call.run()
+        for one, outputs in zip(returning, came, strict=True):
+            one.learn(outputs, got)
 
 
 def _rise(starts: IntArray, rows: int) -> bool:

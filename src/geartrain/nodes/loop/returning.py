@@ -13,10 +13,11 @@ from torch import Tensor
 from geartrain.frames.message import IntArray, distinct, join_arrays
 from geartrain.native.calls import pointer
 from geartrain.native.rows import take
+from geartrain.native.sums import GradientCall
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.module import TurnModule
-from geartrain.nodes.loop.tables import RowMemory
+from geartrain.nodes.loop.tables import Lying, LyingPair, RowMemory
 from geartrain.nodes.loop.turn import Got
 from geartrain.nodes.loop.updates import Updates
 
@@ -39,7 +40,10 @@ class Returning:
         "_first",
         "_gradients",
         "_held",
+        "_known",
         "_local",
+        "_more",
+        "_multiplied",
         "_n",
         "_records",
         "_sums",
@@ -77,12 +81,77 @@ class Returning:
         self._sums = layout.sums(several)
         layout.place_back(module.arena, self._arena, first, self._sums, held, gradients)
         self._wanted = np.zeros(n, np.uint8)
+        self._known: list[tuple[int, int, int]] | None = None
+        self._multiplied, self._more = False, True
         # Where both would lie if they began with the first row of the module.
         self.words = pointer(self._wanted) - first, 0, at_updates
         """As the table of modules ends."""
 
+    def multiply(self, came: int, call: GradientCall) -> None:
+        """Have products and sums of rows made from where they lie, before ``learn``.
+
+        Args:
+            came: Of which outputs gradients have come, as bits.
+            call: Makes them.
+        """
+        weights = self.module.weights
+        all_came = self._updates is None and np.count_nonzero(self._wanted) == self._n
+        if weights is None or not all_came:
+            return
+        layout = self.module.layout
+        learnt, more = layout.form.rows_learnt(came, weights.gradient)
+        pieces = []
+        for one in learnt:
+            pair = layout.pair(one)
+            n = self._n * pair.many
+            if not n or not one.into.may_add_in(call, one.parameter, n, one.columns):
+                return
+            pieces.append(self._pieces(pair))
+        for one, some in zip(learnt, pieces, strict=True):
+            one.into.add_in(call, one.parameter, some, columns=one.columns)
+        self._multiplied, self._more = bool(learnt), more
+
+    def _pieces(self, pair: LyingPair) -> list[tuple[int, int, int]]:
+        """Where the rows of all calls lie, and how many; a piece for those that follow upon one
+        another."""
+        left, right, many = pair
+        at, other = self._begin(left), 0 if right is None else self._begin(right)
+        found = []
+        for first, into, n in self._runs():
+            mine = at + left.row * (into if left.of_value else first)
+            its = 0 if right is None else other + right.row * (into if right.of_value else first)
+            found.append((mine, its, many * n))
+        return found
+
+    def _runs(self) -> list[tuple[int, int, int]]:
+        """Rows of calls that follow upon one another, in the module and in the value that it makes:
+        the first in either, and how many."""
+        if self._known is None:
+            found: list[tuple[int, int, int]] = []
+            for _, n, begin, place, _ in self._records:
+                first, into, had = found[-1] if found else (begin, place, 0)
+                if found and into + had == place:
+                    found[-1] = first, into, had + n
+                else:
+                    found.append((begin, place, n))
+            self._known = found
+        return self._known
+
+    def _begin(self, lying: Lying) -> int:
+        """Where the first row lies, of the module or of the value that it makes."""
+        how, number, row = lying
+        if how == "made":
+            return self._arena.pointers[number] - self._first * row
+        if how == "own":
+            return self.module.arena.pointers[number]
+        if how == "output":
+            return (self._held.likes(self.module.layout.into) or ())[number].data_ptr()
+        gradient = self._gradients[number]
+        assert gradient is not None
+        return gradient.data_ptr()
+
     def learn(self, came: int, got: Got) -> None:
-        """Tell weights what has been found for them.
+        """Tell weights what has been found for them, and has not been multiplied yet.
 
         Args:
             came: Of which outputs gradients have come, as bits.
@@ -92,8 +161,12 @@ class Returning:
         weights = module.weights
         if weights is None or not wanted.any():
             return
-        form = module.layout.form
+        form, less = module.layout.form, self._multiplied
         local, each = self._local, self._updates
+        if less and not self._more:
+            if module.counts:
+                got[weights.name].append(local)
+            return
         found: list[Tensor | None] = [None] * len(form.gradients)
         found += [self._result(k) for k in form.backward.results[len(form.gradients) :]]
         if not wanted.all():
@@ -105,13 +178,13 @@ class Returning:
         into: GradientSum = weights.gradient
         if each is None or not form.split:
             with nullcontext() if each is None else into.of_updates(each):
-                form.learn(self._of_update(found, 0), came, local.size, into)
+                form.learn(self._of_update(found, 0), came, local.size, into, less)
             return
         for update in distinct(each).tolist():
             mine = np.flatnonzero(each == update)
             with into.of_updates(update):
                 of_it = self._of_update(self._some(found, mine), update)
-                form.learn(of_it, came, mine.size, into)
+                form.learn(of_it, came, mine.size, into, False)
 
     def _of_update(self, found: Sequence[Tensor | None], update: int) -> list[Tensor | None]:
         """Of what rows were added up in, the sum of one update."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from math import prod
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, final
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.native import calls, pool
-from geartrain.native.calls import SEEDS, CallForm, Home, RowsOf, pointer
+from geartrain.native.calls import SEEDS, CallForm, Home, RowsLearnt, RowsOf, pointer
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.reads import Read, ReadTensor
 
@@ -135,6 +135,42 @@ def read_words(
     )
 
 
+class Lying(NamedTuple):
+    """Where something that a weight learns of has its rows.
+
+    Args:
+        how: Made on the way back, of the module's own before that, of the value that it makes, or
+            of the gradient of that.
+        number: Which.
+        row: Bytes.
+    """
+
+    how: Literal["made", "own", "output", "tangent"]
+    number: int
+    row: int
+
+    @property
+    def of_value(self) -> bool:
+        """Whether rows are where those of the value are, and not those of the module."""
+        return self.how in ("output", "tangent")
+
+
+class LyingPair(NamedTuple):
+    """Rows that are multiplied, or, with nothing on the right, added up.
+
+    Args:
+        left, right: They.
+        many: Of each row of the module; 0: they are not such as C could read.
+    """
+
+    left: Lying
+    right: Lying | None
+    many: int
+
+
+_APART: Final = LyingPair(Lying("own", 0, 0), None, 0)
+
+
 @final
 class CallLayout:
     """How C calls one module of a loop.
@@ -169,6 +205,7 @@ class CallLayout:
         self.key = key_of(tensors)
         self.kinds = kinds_of(tensors, columns)
         self._copied = dict(form.copies)
+        self._pairs: dict[tuple[int, int | None], LyingPair] = {}
         self.possible = self._fits() and self._is_told(tensors, held)
         if self.possible:
             self._lay_out(tensors, held)
@@ -415,6 +452,51 @@ class CallLayout:
             None if rows else torch.zeros((updates, *tail), dtype=self.form.dtype)
             for _, tail, rows in self.form.backward.made
         ]
+
+    def pair(self, learnt: RowsLearnt) -> LyingPair:
+        """Where the rows lie that a weight's gradient is made of."""
+        key = learnt.left, learnt.right
+        found = self._pairs.get(key)
+        if found is None:
+            found = self._pairs[key] = self._paired(learnt)
+        return found
+
+    def _paired(self, learnt: RowsLearnt) -> LyingPair:
+        size, (height, *rest) = self.form.dtype.itemsize, learnt.parameter.shape
+        columns = learnt.columns
+        width = rest if columns is None else [sum([end - first for first, end in columns])]
+        left = self._lying(learnt.left)
+        right = None if learnt.right is None else self._lying(learnt.right)
+        if left is None or (learnt.right is None) == bool(width):
+            return _APART
+        many, more = divmod(left.row, height * size)
+        if more or not many:
+            return _APART
+        if learnt.right is not None and (right is None or right.row != many * width[0] * size):
+            return _APART
+        return LyingPair(left, right, many)
+
+    def _lying(self, result: int) -> Lying | None:
+        """Where a result of the backward lies; None: it is not of rows, or not of the dtype."""
+        k = self.form.backward.results[result]
+        if k < 0:
+            block = self._back_made[~k]
+            if block < 0 or self._passes[~k]:
+                return None
+            return Lying("made", block, self.back_blocks[block].row)
+        k -= self.form.operands
+        if k < 0:
+            return None
+        residuals = self.form.residuals
+        if k >= len(residuals):
+            j = self.form.tangents[k - len(residuals)]
+            return Lying("tangent", j, self._output_row(j))
+        how, number = home = residuals[k]
+        if how == "output":
+            same = self.form.outputs[number].dtype is self.form.dtype
+            return Lying("output", number, self._output_row(number)) if same else None
+        mine = self.blocks[self.block[home]]
+        return Lying("own", self.block[home], mine.row) if mine.dtype is self.form.dtype else None
 
     def made_block(self, m: int) -> int:
         """Of something that the backward makes, its block; -1: it has no rows."""
