@@ -24,6 +24,12 @@ BROKEN: Final = ("deep stash", "deep mixed")
 PERIODS: Final = (2, 4, 8)
 RECIPE: Final = "charlm"  # of the promise on two parts
 
+_SUMMARY: Final = """\
+## Asked and reached
+
+| asked | reached | |
+|---|---|---|"""
+
 _GREEDY: Final = f"""\
 ## Greedy local losses, four parts
 
@@ -102,16 +108,75 @@ of 800 images, so two or three points are noise; losses are steadier.)"""
 
 
 def told(found: Found) -> Iterator[str]:
-    """All of them, as lines of Markdown.
+    """All of them, in short and one by one, as lines of Markdown.
 
     Args:
         found: Recipe to way to standing.
     """
+    yield from summary(found)
     yield from greedy(found)
     yield from deep(found)
     yield from pair(found)
     yield from gears(found)
     yield _ADVICE
+
+
+def summary(found: Found) -> Iterator[str]:
+    """All promises in a few lines, judged as in the tables that follow."""
+    yield _SUMMARY
+    parts = dict(_with(found, BASE, "greedy"))
+    yield from _in_short(
+        f"greedy local losses: {SPEED_UP:g} times backpropagation's speed on four ideal devices",
+        {r: (f"{_speed(w):.2f}", _met(_speed(w) >= SPEED_UP)) for r, w in parts.items()},
+    )
+    yield from _in_short(
+        f"the same: at most {100 * MEMORY:.0f} % of its whole memory on each",
+        {r: (f"{100 * _share(w):.0f} %", _met(_share(w) <= MEMORY)) for r, w in parts.items()},
+    )
+    back = {r: _judged(w) for r, w in _with(found, BASE, BROKEN[0], DEEP)}
+    yield from _in_short(
+        "many minibatches in flight: half of the loss that late gradients add is recovered, by "
+        "seeds that chose nothing",
+        {r: (f"{100 * share:.0f} %", _enough(share)) for r, share in back.items()},
+    )
+    apart = {r: gap(w[PAIR], w[BASE]) for r, w in _with(found, BASE, PAIR) if r == RECIPE}
+    yield from _in_short(
+        f"two parts: within {100 * APART:.0f} % of synchronous training",
+        {r: (f"{100 * far:+.1f} %", _met(far <= APART)) for r, far in apart.items()},
+    )
+    yield (
+        "| gears: is the loss lower than by plain training for the same operations? "
+        f"| {', '.join(_better(found)) or 'by no ratio'} | |"
+    )
+    yield ""
+
+
+def _in_short(asked: str, reached: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    """A row: figure and verdict of each recipe, and nothing where no recipe has been trained."""
+    if not reached:
+        return
+    figures = ", ".join(f"{recipe} {figure}" for recipe, (figure, _) in reached.items())
+    verdicts = {verdict for _, verdict in reached.values()}
+    each = ", ".join(f"{recipe} {verdict}" for recipe, (_, verdict) in reached.items())
+    yield f"| {asked} | {figures} | {each if len(verdicts) > 1 else verdicts.pop()} |"
+
+
+def _speed(ways: Mapping[str, Standing]) -> float:
+    """How many times backpropagation's ideal speed greedy parts have, over equal seeds."""
+    own = ways["greedy"]
+    return ways[BASE].only(own.seeds).virtual_s / own.virtual_s
+
+
+def _share(ways: Mapping[str, Standing]) -> float:
+    return ways["greedy"].memory / ways[BASE].only(ways["greedy"].seeds).whole
+
+
+def _judged(ways: Mapping[str, Standing]) -> float:
+    """What is recovered, by the seeds that the recommendation was not chosen by, if any."""
+    three = [ways[way] for way in (DEEP, BROKEN[0], BASE)]
+    seeds = set.intersection(*(s.seeds for s in three))
+    ours, broken, base = (s.only(seeds) for s in three)
+    return recovered(ours.only(seeds - CHOSEN_BY or seeds), broken, base)
 
 
 def greedy(found: Found) -> Iterator[str]:
@@ -120,8 +185,7 @@ def greedy(found: Found) -> Iterator[str]:
     for recipe, ways in _with(found, BASE, "greedy"):
         own = ways["greedy"]
         base = ways[BASE].only(own.seeds)
-        speed = base.virtual_s / own.virtual_s
-        share = own.memory / base.whole
+        speed, share = _speed(ways), _share(ways)
         yield (
             f"| {recipe} | {len(own.lines)} | {speed:.2f} | {_met(speed >= SPEED_UP)} "
             f"| {100 * share:.0f} % | {_met(share <= MEMORY)} "
@@ -145,12 +209,11 @@ def deep(found: Found) -> Iterator[str]:
 
 
 def _recovery(recipe: str, ways: Mapping[str, Standing]) -> str:
-    """Judged by the seeds that the recommendation was not chosen by, where there are any."""
     three = [ways[way] for way in (DEEP, BROKEN[0], BASE)]
     seeds = set.intersection(*(s.seeds for s in three))
     ours, broken, base = (s.only(seeds) for s in three)
     each = {seed: recovered(ours.only([seed]), broken, base) for seed in sorted(seeds)}
-    judged = recovered(ours.only(seeds - CHOSEN_BY or seeds), broken, base)
+    judged = _judged(ways)
     points = 100 * (base.accuracy - broken.accuracy)
     back = 100 * (ours.accuracy - broken.accuracy)
     listed = ", ".join(f"{100 * share:.0f}" for share in each.values())
@@ -206,12 +269,7 @@ def gears(found: Found) -> Iterator[str]:
         )
         for period in PERIODS:
             yield from _gear_row(recipe, ways, period)
-    better = [
-        f"{recipe} 1:{period}"
-        for recipe, ways in found.items()
-        for period in PERIODS
-        if _pays(ways, period)
-    ]
+    better = _better(found)
     yield (
         _NONE
         if not better
@@ -232,6 +290,15 @@ def _gear_row(recipe: str, ways: Mapping[str, Standing], period: int) -> Iterato
         f"| {100 * own.operations / ways[BASE].operations:.0f} % "
         f"| {own.loss:.3f} | {own.accuracy:.3f} | {short.loss:.3f} | {short.accuracy:.3f} |"
     )
+
+
+def _better(found: Found) -> list[str]:
+    return [
+        f"{recipe} 1:{period}"
+        for recipe, ways in found.items()
+        for period in PERIODS
+        if _pays(ways, period)
+    ]
 
 
 def _pays(ways: Mapping[str, Standing], period: int) -> bool:

@@ -16,6 +16,7 @@ from benchmarks.local.methods import DEEP, DEEP_WAYS, GEARS, LOCAL, PAIRS, PARTS
 from benchmarks.local.probe import MINIBATCHES
 from benchmarks.local.trials import TERMS
 
+MEASURED: Final = "2026-11-21"  # the lines of ``results``
 TARGETS: Final = {"cifar": (1.9, 1.8, 1.7), "charlm": (2.6, 2.5, 2.4)}
 SECTIONS: Final[Mapping[str, Sequence[str]]] = {
     "Local losses": (BASE, *LOCAL),
@@ -32,7 +33,13 @@ _INTRO: Final = f"""\
 method, and the [Pareto table and figure](#pareto) of Laskin et al. 2020 (arXiv:2012.03837) for
 vision and language. All rows of a recipe have the same network, seeds, data and order, number of
 minibatches, rate and schedule (the recipe's, tuned for none of the methods). Trainings are short:
-they compare methods, and are far from what the networks can reach.
+they compare methods, and are far from what the networks can reach. Measured {MEASURED}; the
+commands are [at the end](#again), and [what is counted](#what-is-counted) is told before the tables
+of all ways.
+"""
+
+_COUNTED: Final = f"""\
+## What is counted
 
 ![Loss against ideal parallel time, and operations against ideal parallel time](local.png)
 
@@ -109,7 +116,8 @@ def page_of(found: Mapping[str, Mapping[str, Standing]]) -> Iterator[str]:
     """
     yield _INTRO
     yield from claims.told(found)
-    yield from ("", "## Pareto", "")
+    yield _COUNTED
+    yield from ("## Pareto", "")
     yield _HOW
     for recipe, ways in found.items():
         yield from ("", f"### {recipe}", "")

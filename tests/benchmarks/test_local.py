@@ -129,6 +129,21 @@ def test_claims_are_judged_by_the_numbers(tmp_path: Path) -> None:
     assert "+20.0 % | **missed** |" in bad
 
 
+def test_promises_are_told_in_short_as_in_their_tables(tmp_path: Path) -> None:
+    good, bad = tmp_path / "a", tmp_path / "b"
+    both = {
+        "cifar": standings(lines_of(good, {**ENDS, claims.DEEP: 1.75})),
+        "charlm": standings(lines_of(bad, ENDS)),
+    }
+    short = "\n".join(claims.summary(both))
+    assert "| cifar not half here, charlm met |" in short
+    assert "| two parts: within 3 % of synchronous training | charlm +2.0 % | met |" in short
+    alone = "\n".join(
+        claims.summary({"charlm": standings(lines_of(tmp_path / "c", {"backprop": 1.0}))})
+    )
+    assert "greedy" not in alone and "by no ratio" in alone
+
+
 def test_a_gear_pays_only_if_it_beats_shorter_training(tmp_path: Path) -> None:
     ends = {"backprop": 1.0, "gear 2": 1.2, "short 2": 1.1}
     none = "\n".join(claims.gears({"charlm": standings(lines_of(tmp_path / "a", ends))}))
