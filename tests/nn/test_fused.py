@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from geartrain.errors import ProtocolError
 from geartrain.native import library
-from geartrain.native.fused import AT_A_TIME, Op, Step, Steps
+from geartrain.native.fused import AT_A_TIME, At, Op, Step, Steps
 from geartrain.native.fused import packed as pack
+from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
 from geartrain.native.steady import steady
 from geartrain.nn.derivation import derive
 from geartrain.nn.fused import PackedWeights
@@ -257,3 +258,46 @@ def test_a_step_that_would_never_end_is_refused(op: Op) -> None:
         Step(op, 4, ())
     Step(op, 4, (), many=2)
     Step(op, 0, ())
+
+
+_MANY_AND_INNER = (Op.MOST_BACK, Op.SCATTER, Op.CUMULATE, Op.FLIP)
+_INNER = (Op.EXPAND, Op.REDUCE, Op.MOST, Op.MOST_AT, Op.ONE_HOT)
+_ENDLESS = [
+    *((op, "many") for op in (*AT_A_TIME, Op.MODULO, *_MANY_AND_INNER, Op.TURN)),
+    *((op, "inner") for op in (*_INNER, *_MANY_AND_INNER, Op.GATHER, Op.MATRICES, Op.TURN)),
+    *((op, "number") for op in (Op.GATHER, Op.MATRICES, Op.TURN, Op.PIECES)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("op", "word"), sorted(_ENDLESS), ids=str)
+def test_c_refuses_what_would_never_end_as_well(op: Op, word: str, dtype: torch.dtype) -> None:
+    memory = torch.zeros(3, 64, dtype=torch.float64)
+    out, a, b = (At(k, 0, 16) for k in range(3))
+    where = (out, a, b) if op is Op.MATRICES else (out, a, b, b, b, b)
+    step = Step(op, 4, where, many=1, inner=1, number=1.0)
+
+    def run() -> None:
+        Steps([step], [0, 0, 0], dtype).run(3, [x.data_ptr() for x in memory])
+
+    run()
+    object.__setattr__(step, word, 0)
+    with pytest.raises(ProtocolError, match="takes no entries at a time"):
+        run()
+
+
+@pytest.mark.parametrize("ends", [-1, 1])
+def test_nor_do_programs_over_rows_of_several_kinds(ends: int) -> None:
+    memory = torch.zeros(3, 64, dtype=torch.float64)
+    memory[1] = torch.arange(64).view(torch.float64)
+    step = Step(Op.SOFTMAX, 4, (At(0, 0, 4), At(2, 0, 4)), many=2)
+
+    def run() -> None:
+        steps = [RaggedStep(Way.PLAIN, step, 0)]
+        ragged = RaggedSteps(steps, [0, 0, 0], [0, 0, 0], torch.float64, ends)
+        ragged.run([5, 5, 0, 0], [x.data_ptr() for x in memory])
+
+    run()
+    object.__setattr__(step, "many", 0)
+    with pytest.raises(ProtocolError, match="takes no entries at a time"):
+        run()

@@ -26,7 +26,7 @@ def _added(threads: int, n: int, monkeypatch: pytest.MonkeyPatch) -> tuple[float
     torch.set_num_threads(threads)
     asked: list[int] = []
     monkeypatch.setattr(
-        "geartrain.nodes.gradient.outer_suits",
+        "geartrain.nodes.slot.outer_suits",
         lambda d, x: asked.append(d.shape[0]) or outer_suits(d, x),
     )
     random = torch.Generator().manual_seed(n)

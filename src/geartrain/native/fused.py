@@ -127,6 +127,10 @@ LACKING: Final = (
     'as indexing counts from the end, keep="inputs" has the module called as it is'
 )
 
+ENDLESS: Final = 3
+"""What C says of a step that takes no entries at a time."""
+NEVER_ENDS: Final = "a step of a program takes no entries at a time, and would never end"
+
 _ENTRIES: Final = 4096
 """So many numbers of a row's width are worked at together: they stay in the nearest cache."""
 
@@ -226,6 +230,7 @@ class Steps:
 
         Raises:
             IndexError: A row number is beyond its table.
+            ProtocolError: A step would take no entries at a time, for ever.
             MemoryError: There is none.
         """
         native = library.current()
@@ -237,6 +242,8 @@ class Steps:
         run = native.typed[self._dtype]["fused_run"][n * self._work > library.SMALL_WORK]
         bases = self._bases(*addresses)
         bad = run(n, self._count, self._steps, self._block, self._slots, bases, self._room, threads)
+        if bad == ENDLESS:
+            raise ProtocolError(NEVER_ENDS)
         if bad > 0:
             raise IndexError(LACKING)
         if bad:

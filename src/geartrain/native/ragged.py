@@ -20,7 +20,7 @@ import torch
 
 from geartrain.errors import ProtocolError
 from geartrain.native import library
-from geartrain.native.fused import Op, Step
+from geartrain.native.fused import ENDLESS, NEVER_ENDS, Op, Step
 
 _ENTRIES: Final = 4096
 _MOST_MEMBERS: Final = 256
@@ -152,7 +152,8 @@ class RaggedSteps:
 
         Raises:
             IndexError: A row number is beyond its rows.
-            ProtocolError: There are no native kernels; or bundles are not those of the members.
+            ProtocolError: There are no native kernels; or bundles are not those of the members; or
+                a step would take no entries at a time, for ever.
             MemoryError: There is none.
         """
         native = library.current()
@@ -176,6 +177,8 @@ class RaggedSteps:
             raise ProtocolError(
                 f"{sizes[0]} bundles came whose lengths do not add up to their {sizes[1]} members"
             )
+        if bad == ENDLESS:
+            raise ProtocolError(NEVER_ENDS)
         if bad > 0:
             raise IndexError("index out of range: a row is asked for that is not there")
         if bad:

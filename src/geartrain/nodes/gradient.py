@@ -34,15 +34,12 @@ from geartrain.native import operations, sums
 from geartrain.native.rows import take
 from geartrain.nodes.computed import AbstractComputed
 from geartrain.nodes.looked_up import Lookup, by_update
-from geartrain.nodes.products import outer, outer_suits, whole_rows
+from geartrain.nodes.slot import ALONE, Pairs, Runs, Slot, joined, summed
 from geartrain.nodes.unrecorded import Unrecorded
-
-_ALONE: Final = 128
-"""So many rows are multiplied at once: waiting would cost a copy and gain little."""
 
 _FEW: Final = 32
 _LITTLE: Final = 4096
-"""As for ``_ALONE``, of a parameter with no more entries: its gradient costs nothing to read."""
+"""As for ``ALONE``, of a parameter with no more entries: its gradient costs nothing to read."""
 
 _SORTED: Final = 512
 """Rows of several updates that are put apart at once: such few updates have many rows each."""
@@ -53,9 +50,6 @@ _MOST_WAITING: Final = 2048
 _MOST_SUMS: Final = 4096
 """Sums by row of a table after which they are multiplied, where it has more rows."""
 
-Pairs: TypeAlias = list[tuple[Tensor, Tensor]]
-Runs: TypeAlias = tuple[tuple[int, int], ...]
-"""Columns: first and end of those that are neighbours."""
 _Apart: TypeAlias = tuple[Tensor, Tensor | None, IntArray]
 """Rows that are multiplied, or added up where there is one tensor, and the update of each."""
 
@@ -65,101 +59,6 @@ class AbstractSource(Protocol):
 
     def add_all(self, found: Sequence[Payload], into: GradientSum) -> None:
         """Add the gradients of several calls, by ``add_products`` and ``add_sums``."""
-
-
-@final
-class _Slot:
-    """The sum for one parameter: a buffer, and what waits to be added to it."""
-
-    __slots__ = ("buffer", "fresh", "parameter", "parts", "products", "rows", "sums", "waiting")
-
-    def __init__(self, parameter: Tensor) -> None:
-        self.parameter = parameter
-        self.buffer: Tensor | None = None
-        self.parts: dict[Runs, _Slot] = {}
-        self.fresh = True
-        self.rows: Pairs = []
-        self.products: Pairs = []
-        self.sums: list[Tensor] = []
-        self.waiting = 0
-
-    def forget(self) -> None:
-        """Nothing has been added."""
-        self.rows, self.products, self.sums = [], [], []
-        self.fresh, self.waiting = True, 0
-        self.parts = {}
-
-    def part(self, columns: Runs) -> _Slot:
-        """The sum for these columns, which is added to the whole when that is taken."""
-        found = self.parts.get(columns)
-        if found is None:
-            width = sum(end - first for first, end in columns)
-            like = self.parameter.new_empty((self.parameter.shape[0], width))
-            found = self.parts[columns] = _Slot(like)
-        return found
-
-    def begun(self) -> Tensor:
-        """The buffer, to be added to."""
-        found = self.written()
-        if self.fresh:
-            found.zero_()
-            self.fresh = False
-        return found
-
-    def add_part(self, columns: Runs, sums_: Tensor) -> None:
-        """Add what a part has."""
-        whole, at = self.begun(), 0
-        for first, end in columns:
-            whole[:, first:end].add_(sums_[:, at : at + end - first])
-            at += end - first
-
-    def written(self) -> Tensor:
-        """The buffer; it has no meaning as long as the slot is fresh."""
-        if self.buffer is None:
-            like = self.parameter
-            self.buffer = torch.empty_like(like, memory_format=torch.contiguous_format)
-            self.buffer.requires_grad_(False)
-        return self.buffer
-
-    def multiply(self, left: Tensor, right: Tensor) -> None:
-        """Add a product."""
-        dtype = self.parameter.dtype
-        # Few rows are left to torch: a checkpoint may come between them, and a resumed run is to be
-        # the same bit by bit. So are those that somebody counts, as C would count them twice.
-        if left.shape[0] >= _ALONE and sums.may_sum(dtype) and not operations.listening:
-            one = sums.Unsummed(self.written(), not self.fresh, [left], [right])
-            if sums.suits(one, dtype):
-                sums.sum_gradients([one])
-                self.fresh = False
-                return
-        if outer_suits(left, right):
-            product = outer(left, right).to(self.parameter.dtype)
-            if self.fresh:
-                self.buffer, self.fresh = product, False
-            else:
-                self.written().add_(product)
-            return
-        buffer = self.written()
-        if self.fresh:
-            torch.mm(left.t(), right, out=buffer)
-            self.fresh = False
-        else:
-            buffer.addmm_(left.t(), right)
-
-    def add_up(self, rows: Tensor) -> None:
-        """Add a sum of rows."""
-        dtype = self.parameter.dtype
-        if self.fresh:
-            torch.sum(rows, 0, dtype=dtype, out=self.written())
-            self.fresh = False
-        else:
-            self.written().add_(rows.sum(0, dtype=dtype))
-
-    def add_up_waiting(self) -> None:
-        """Add the sums that wait."""
-        if self.sums:
-            waiting, self.sums, self.waiting = self.sums, [], 0
-            self.add_up(_joined(waiting))
 
 
 @final
@@ -189,10 +88,10 @@ class GradientSum:
     )
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        self._slots = {p: _Slot(p) for p in parameters}
+        self._slots = {p: Slot(p) for p in parameters}
         self._later: dict[AbstractSource, list[Payload]] = {}
         self._later_rows = 0
-        self._asked: tuple[Sequence[torch.nn.Parameter], list[_Slot]] = (), []
+        self._asked: tuple[Sequence[torch.nn.Parameter], list[Slot]] = (), []
         self._updates: IntArray | int | None = None
         self._apart: dict[torch.nn.Parameter, dict[Runs | None, list[_Apart]]] = {}
         self._ahead: list[GradientSum] = []
@@ -250,7 +149,7 @@ class GradientSum:
         n, slot = left.shape[0], self._slots[parameter]
         if columns is not None:
             slot = slot.part(columns)
-        if n >= _ALONE or (n >= _FEW and slot.parameter.numel() <= _LITTLE):
+        if n >= ALONE or (n >= _FEW and slot.parameter.numel() <= _LITTLE):
             slot.multiply(left, right)
             return
         if operations.listening and not operations.is_told_before():
@@ -266,7 +165,7 @@ class GradientSum:
         Returns:
             Whether it is kept; many rows are not, and are to be added at once.
         """
-        if n >= _ALONE or operations.listening or self._updates is not None:
+        if n >= ALONE or operations.listening or self._updates is not None:
             return False
         self._later.setdefault(source, []).append(found)
         self._later_rows += n
@@ -310,7 +209,7 @@ class GradientSum:
             self._put_apart(parameter, rows, None, None)
             return
         n, slot = rows.shape[0], self._slots[parameter]
-        if n >= _ALONE:
+        if n >= ALONE:
             slot.add_up(rows)
             return
         slot.waiting += n
@@ -623,7 +522,7 @@ class GradientSum:
         for parameter, slot in other._slots.items():
             self._absorb_slot(self._slots[parameter if names is None else names[parameter]], slot)
 
-    def _absorb_slot(self, own: _Slot, its: _Slot) -> None:
+    def _absorb_slot(self, own: Slot, its: Slot) -> None:
         for columns, part in its.parts.items():
             self._absorb_slot(own.part(columns), part)
         own.products += its.products
@@ -686,11 +585,11 @@ class GradientSum:
             if slot.parts:
                 slots = [*(part for slot in slots for part in slot.parts.values()), *slots]
                 break
-        squares = None if operations.listening else _summed(slots)
+        squares = None if operations.listening else summed(slots)
         slots = self._asked[1]
         return [self._take(slot) for slot in slots], squares
 
-    def _take(self, slot: _Slot) -> Tensor | None:
+    def _take(self, slot: Slot) -> Tensor | None:
         if slot.products:
             self._multiply_waiting(slot)
         if slot.sums:
@@ -714,13 +613,13 @@ class GradientSum:
             indices[None], rows, tuple(parameter.shape), check_invariants=False
         )
 
-    def _multiply_waiting(self, slot: _Slot) -> None:
+    def _multiply_waiting(self, slot: Slot) -> None:
         """Multiply the operands that wait, and join the rows of biases that share them."""
         pairs, slot.products, slot.waiting = slot.products, [], 0
         if not pairs:
             return
         lefts = [left for left, _ in pairs]
-        left, right = _joined(lefts), _joined([right for _, right in pairs])
+        left, right = joined(lefts), joined([right for _, right in pairs])
         for other in self._slots.values():
             if len(other.sums) == len(lefts) and all(map(is_, other.sums, lefts)):
                 other.sums = [left]
@@ -737,40 +636,6 @@ def _for_rows(updates: IntArray, n: int) -> IntArray:
     return updates.repeat(n // updates.size)
 
 
-def _summed(slots: Sequence[_Slot]) -> float | None:
-    """Add up what waits, in one call, as far as C is for it; torch does the rest.
-
-    Returns:
-        The sum of the squares of all entries; None: not all have been looked at.
-    """
-    if not slots or not sums.may_sum(slots[0].parameter.dtype):
-        return None
-    dtype, whole = slots[0].parameter.dtype, True
-    done: list[_Slot] = []
-    some: list[sums.Unsummed] = []
-    for slot in slots:
-        products, rows = slot.products, slot.sums
-        if slot.parts:
-            whole = False  # they are added to it later
-        if slot.fresh and not products and not rows and not slot.rows:
-            continue
-        lefts, rights = [x for x, _ in products], [x for _, x in products]
-        one = sums.Unsummed(slot.written(), not slot.fresh, lefts or rows, rights)
-        if slot.rows or (products and rows) or not sums.suits(one, dtype):
-            whole = False
-        else:
-            done.append(slot)
-            some.append(one)
-    if not some:
-        return None
-    squares = sums.sum_gradients(some)
-    for slot in done:
-        if slot.waiting:
-            slot.products, slot.sums, slot.waiting = [], [], 0
-            slot.fresh = False
-    return squares if whole else None
-
-
 def _of_rows(updates: IntArray | int, n: int) -> IntArray | int:
     """The updates of n rows."""
     return updates if isinstance(updates, int) else _for_rows(updates, n)
@@ -785,17 +650,3 @@ def _say_that_checks_are_off() -> None:
     checks = torch.sparse.check_sparse_tensor_invariants
     if not checks.is_enabled():  # type: ignore[no-untyped-call]
         checks.disable()  # type: ignore[no-untyped-call]
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    """One below the other, and zeros below them to as many rows as products want."""
-    if any(x.dtype is not parts[0].dtype for x in parts):
-        parts = [x.float() for x in parts]
-    n = sum(x.shape[0] for x in parts)
-    rows = whole_rows(n) if parts[0].is_cpu else n
-    if rows == n:
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-    whole = parts[0].new_empty((rows, *parts[0].shape[1:]))
-    torch.cat(parts, out=whole[:n])
-    whole[n:].zero_()
-    return whole

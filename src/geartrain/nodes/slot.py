@@ -1,0 +1,162 @@
+"""The sum of one parameter's gradients: a buffer, and what waits to be added to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from geartrain.native import operations, sums
+from geartrain.nodes.products import outer, outer_suits, whole_rows
+
+ALONE: Final = 128
+"""So many rows are multiplied at once: waiting would cost a copy and gain little."""
+
+Pairs: TypeAlias = list[tuple[Tensor, Tensor]]
+Runs: TypeAlias = tuple[tuple[int, int], ...]
+"""Columns: first and end of those that are neighbours."""
+
+
+@final
+class Slot:
+    """The sum for one parameter: a buffer, and what waits to be added to it."""
+
+    __slots__ = ("buffer", "fresh", "parameter", "parts", "products", "rows", "sums", "waiting")
+
+    def __init__(self, parameter: Tensor) -> None:
+        self.parameter = parameter
+        self.buffer: Tensor | None = None
+        self.parts: dict[Runs, Slot] = {}
+        self.fresh = True
+        self.rows: Pairs = []
+        self.products: Pairs = []
+        self.sums: list[Tensor] = []
+        self.waiting = 0
+
+    def forget(self) -> None:
+        """Nothing has been added."""
+        self.rows, self.products, self.sums = [], [], []
+        self.fresh, self.waiting = True, 0
+        self.parts = {}
+
+    def part(self, columns: Runs) -> Slot:
+        """The sum for these columns, which is added to the whole when that is taken."""
+        found = self.parts.get(columns)
+        if found is None:
+            width = sum(end - first for first, end in columns)
+            like = self.parameter.new_empty((self.parameter.shape[0], width))
+            found = self.parts[columns] = Slot(like)
+        return found
+
+    def begun(self) -> Tensor:
+        """The buffer, to be added to."""
+        found = self.written()
+        if self.fresh:
+            found.zero_()
+            self.fresh = False
+        return found
+
+    def add_part(self, columns: Runs, sums_: Tensor) -> None:
+        """Add what a part has."""
+        whole, at = self.begun(), 0
+        for first, end in columns:
+            whole[:, first:end].add_(sums_[:, at : at + end - first])
+            at += end - first
+
+    def written(self) -> Tensor:
+        """The buffer; it has no meaning as long as the slot is fresh."""
+        if self.buffer is None:
+            like = self.parameter
+            self.buffer = torch.empty_like(like, memory_format=torch.contiguous_format)
+            self.buffer.requires_grad_(False)
+        return self.buffer
+
+    def multiply(self, left: Tensor, right: Tensor) -> None:
+        """Add a product."""
+        dtype = self.parameter.dtype
+        # Few rows are left to torch: a checkpoint may come between them, and a resumed run is to be
+        # the same bit by bit. So are those that somebody counts, as C would count them twice.
+        if left.shape[0] >= ALONE and sums.may_sum(dtype) and not operations.listening:
+            one = sums.Unsummed(self.written(), not self.fresh, [left], [right])
+            if sums.suits(one, dtype):
+                sums.sum_gradients([one])
+                self.fresh = False
+                return
+        if outer_suits(left, right):
+            product = outer(left, right).to(self.parameter.dtype)
+            if self.fresh:
+                self.buffer, self.fresh = product, False
+            else:
+                self.written().add_(product)
+            return
+        buffer = self.written()
+        if self.fresh:
+            torch.mm(left.t(), right, out=buffer)
+            self.fresh = False
+        else:
+            buffer.addmm_(left.t(), right)
+
+    def add_up(self, rows: Tensor) -> None:
+        """Add a sum of rows."""
+        dtype = self.parameter.dtype
+        if self.fresh:
+            torch.sum(rows, 0, dtype=dtype, out=self.written())
+            self.fresh = False
+        else:
+            self.written().add_(rows.sum(0, dtype=dtype))
+
+    def add_up_waiting(self) -> None:
+        """Add the sums that wait."""
+        if self.sums:
+            waiting, self.sums, self.waiting = self.sums, [], 0
+            self.add_up(joined(waiting))
+
+
+def summed(slots: Sequence[Slot]) -> float | None:
+    """Add up what waits, in one call, as far as C is for it; torch does the rest.
+
+    Returns:
+        The sum of the squares of all entries; None: not all have been looked at.
+    """
+    if not slots or not sums.may_sum(slots[0].parameter.dtype):
+        return None
+    dtype, whole = slots[0].parameter.dtype, True
+    done: list[Slot] = []
+    some: list[sums.Unsummed] = []
+    for slot in slots:
+        products, rows = slot.products, slot.sums
+        if slot.parts:
+            whole = False  # they are added to it later
+        if slot.fresh and not products and not rows and not slot.rows:
+            continue
+        lefts, rights = [x for x, _ in products], [x for _, x in products]
+        one = sums.Unsummed(slot.written(), not slot.fresh, lefts or rows, rights)
+        if slot.rows or (products and rows) or not sums.suits(one, dtype):
+            whole = False
+        else:
+            done.append(slot)
+            some.append(one)
+    if not some:
+        return None
+    squares = sums.sum_gradients(some)
+    for slot in done:
+        if slot.waiting:
+            slot.products, slot.sums, slot.waiting = [], [], 0
+            slot.fresh = False
+    return squares if whole else None
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """One below the other, and zeros below them to as many rows as products want."""
+    if any(x.dtype is not parts[0].dtype for x in parts):
+        parts = [x.float() for x in parts]
+    n = sum(x.shape[0] for x in parts)
+    rows = whole_rows(n) if parts[0].is_cpu else n
+    if rows == n:
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    whole = parts[0].new_empty((rows, *parts[0].shape[1:]))
+    torch.cat(parts, out=whole[:n])
+    whole[n:].zero_()
+    return whole
