@@ -87,6 +87,22 @@ class RowsLearnt:
     left: int
     right: int | None
 
+    @property
+    def results(self) -> tuple[int, ...]:
+        """Which, left and right."""
+        return (self.left,) if self.right is None else (self.left, self.right)
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Entries of a row on the left, and on the right; 0: the weight has another shape."""
+        height, *rest = self.parameter.shape or (0,)
+        if self.right is None:
+            return (0 if rest else height), 0
+        if len(rest) != 1:
+            return 0, 0
+        columns = self.columns
+        return height, rest[0] if columns is None else sum([end - k for k, end in columns])
+
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)

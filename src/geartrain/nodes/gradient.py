@@ -249,7 +249,7 @@ class GradientSum:
         call.add(slot.written(), pieces, add=not slot.fresh)
         slot.fresh = False
 
-    def _slot(self, parameter: torch.nn.Parameter, columns: Runs | None) -> _Slot:
+    def _slot(self, parameter: torch.nn.Parameter, columns: Runs | None) -> Slot:
         slot = self._slots[parameter]
         return slot if columns is None else slot.part(columns)
 
@@ -395,6 +395,11 @@ class GradientSum:
     def of_several(self) -> bool:
         """Whether what is added now is of rows of several updates."""
         return self._updates is not None and not isinstance(self._updates, int)
+
+    @property
+    def of_one(self) -> bool:
+        """Whether what is added now is of the update in the making."""
+        return self._updates is None
 
     @property
     def ahead(self) -> bool:

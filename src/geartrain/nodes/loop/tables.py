@@ -462,17 +462,13 @@ class CallLayout:
         return found
 
     def _paired(self, learnt: RowsLearnt) -> LyingPair:
-        size, (height, *rest) = self.form.dtype.itemsize, learnt.parameter.shape
-        columns = learnt.columns
-        width = rest if columns is None else [sum([end - first for first, end in columns])]
+        size, (height, width) = self.form.dtype.itemsize, learnt.widths
         left = self._lying(learnt.left)
         right = None if learnt.right is None else self._lying(learnt.right)
-        if left is None or (learnt.right is None) == bool(width):
+        if left is None or not height or (right is None) != (learnt.right is None):
             return _APART
         many, more = divmod(left.row, height * size)
-        if more or not many:
-            return _APART
-        if learnt.right is not None and (right is None or right.row != many * width[0] * size):
+        if more or (right is not None and right.row != many * width * size):
             return _APART
         return LyingPair(left, right, many)
 
