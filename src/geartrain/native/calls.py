@@ -1,7 +1,6 @@
 """Derived programs as a loop calls them: many calls in one, from and to buffers of rows.
 
     CallForm    a program as calls.inc wants it: where a call finds and puts its tensors
-    pointer     where a numpy array lies
 
 ``nodes/loop/native.py`` makes the tables that C reads; their words are named here.
 """
@@ -22,6 +21,7 @@ from torch import Tensor
 from geartrain.native import library
 from geartrain.native.fused import Steps
 from geartrain.native.ragged import RaggedSteps
+from geartrain.native.rows import pointer as pointer
 
 IntArray: TypeAlias = NDArray[np.int64]
 
@@ -274,12 +274,6 @@ def available(dtype: torch.dtype) -> bool:
     """Whether C makes many calls in one, of programs of this dtype."""
     native = library.current()
     return native is not None and "calls_forward" in native.typed.get(dtype, {})
-
-
-def pointer(array: NDArray[Any]) -> int:
-    """Where an array lies."""
-    found: int = array.__array_interface__["data"][0]
-    return found
 
 
 def forward(

@@ -24,8 +24,8 @@ from geartrain.native.calls import (
     RowsOf,
     SeveralForm,
     SeveralRoutine,
-    pointer,
 )
+from geartrain.native.rows import pointer
 from geartrain.nodes.inside import look_inside
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.plan import RowNumbers
