@@ -16,8 +16,8 @@ from torch import fx
 
 from geartrain.native.fused import At, Op
 from geartrain.nn.draws import drawn
+from geartrain.nn.embeddings import EMBEDDINGS
 from geartrain.nn.entries import NUMBERED, NUMBERS, ONE, TRUTHS, TWO
-from geartrain.nn.fold import looked_up
 from geartrain.nn.integers import (
     COUNTS,
     INTEGERS,
@@ -29,7 +29,7 @@ from geartrain.nn.integers import (
 )
 from geartrain.nn.matmul import MATMUL, TURNS, moved_axes
 from geartrain.nn.pieces import PARTS, WHOLES
-from geartrain.nn.places import Like, Places, Refused, Value, like_of
+from geartrain.nn.places import RESHAPES, Like, Places, Refused, Value, like_of
 
 aten = torch.ops.aten
 
@@ -85,88 +85,6 @@ def _entry_by_entry(places: Places, x: fx.Node) -> None:
     elif target in TWO and len(args) == 2:
         places.step(x, TWO[target], args)
     else:
-        raise Refused
-
-
-def _looked_up(places: Places, x: fx.Node) -> None:
-    args: Any = x.args
-    rest, weight, runs, entries = args
-    out, rows = places.out(x), None if rest is None else places.value(rest)
-    *first, last = entries
-    if rows is None or first:
-        first = entries
-    for k, (its, table, ids, columns, biases) in enumerate(first):
-        at, which = places.table(its, table, columns, biases), _row_numbers(places, ids)
-        places.add(Op.EMBED, out, which, at, many=like_of(table).tail[0], inner=int(k > 0))
-    if rows is not None:
-        met, depth, width = places.weight(weight, turned=False, columns=runs)
-        if rows.like.tail != (depth,) or not rows.like.rows or out.like.tail != (width,):
-            raise Refused
-        if first:
-            places.add(Op.PRODUCT, out, rows.at, met, many=depth, inner=-1)
-        else:
-            its, table, ids, columns, biases = last
-            at, which = places.table(its, table, columns, biases), _row_numbers(places, ids)
-            many = like_of(table).tail[0]
-            places.add(Op.PRODUCT, out, rows.at, met, at, which, many=depth, inner=many)
-    places.values[x] = out
-
-
-def _row_numbers(places: Places, ids: fx.Node) -> At:
-    """Of a table, one for each row."""
-    if ids not in places.argument or like_of(ids) != Like((), True, torch.int64):
-        raise Refused
-    return At(places.of_argument(places.argument[ids], 1, whole=True), 0, 1)
-
-
-def _embed(places: Places, x: fx.Node) -> None:
-    args: Any = x.args
-    if args[0].target is aten.eye.default:
-        which = places.value(args[1])
-        out = places.values[x] = places.out(x)
-        places.add(Op.ONE_HOT, out, which.at, inner=like_of(x).tail[-1])
-        return
-    table = places.value(args[0])
-    if table.like.rows or len(table.like.tail) != 2:
-        raise Refused
-    many, like = table.like.tail[0], like_of(x)
-    if like_of(args[1]).tail:
-        _embed_several(places, x, table)
-        return
-    at = _row_numbers(places, args[1])
-    if _are_matrices(x) and x not in places.homes:
-        places.values[x] = Value(table.at, like, which=at, of=many)
-        return
-    out = places.values[x] = places.out(x)
-    places.add(Op.EMBED, out, at, table.at, many=many)
-
-
-def _embed_several(places: Places, x: fx.Node, table: Value) -> None:
-    """Rows of a table side by side."""
-    ids, like = cast("fx.Node", x.args[1]), like_of(x)
-    few = like_of(ids)
-    if ids not in places.argument or few.dtype is not torch.int64 or not few.rows or few.merged:
-        raise Refused
-    slot = places.of_argument(places.argument[ids], few.width, whole=True)
-    out, (many, width) = places.out(x), table.like.tail
-    for k in range(few.width):
-        part, at = out.part(k * width, (width,)), At(slot, k, few.width)
-        places.add(Op.EMBED, part, at, table.at, many=many)
-    places.values[x] = Value(out.at, like)
-
-
-def _are_matrices(x: fx.Node) -> bool:
-    """Whether products of matrices alone read it, as it is or turned."""
-    return all(
-        y.target is aten.bmm.default
-        or ((y.target in _RESHAPES or y.target in TURNS) and _are_matrices(y))
-        for y in x.users
-    )
-
-
-def _eye(places: Places, x: fx.Node) -> None:
-    """A unit matrix, of which rows are looked up."""
-    if len(x.args) > 1 or any(y.target is not aten.embedding.default for y in x.users):
         raise Refused
 
 
@@ -230,7 +148,7 @@ def _home_of_sum(places: Places, x: fx.Node) -> Value | None:
     home = places.homes.get(x)
     if home is None and len(x.users) == 1:
         (view,) = x.users
-        home = places.homes.get(view) if view.target in _RESHAPES else None
+        home = places.homes.get(view) if view.target in RESHAPES else None
         home = None if home is None or home.like.rows else Value(home.at, like_of(x))
     return home
 
@@ -398,7 +316,7 @@ def _full(places: Places, x: fx.Node) -> None:
 def seen(x: fx.Node) -> fx.Node:
     """What makes the numbers that x has, if they lie in one order in both; else x."""
     chain, source = [], x
-    while source.target in _RESHAPES or source.target in TURNS:
+    while source.target in RESHAPES or source.target in TURNS:
         chain.append(source)
         source = cast("fx.Node", source.args[0])
     likes = [y.meta.get("like") for y in (source, *chain)]
@@ -478,18 +396,8 @@ def _item(places: Places, x: fx.Node) -> Value:
 
 
 _Way = Callable[[Places, fx.Node], Any]
-_RESHAPES: Final = (
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.clone.default,
-    torch.flatten,
-)
 VIEWS: Final[Mapping[Any, _Way]] = {
-    **dict.fromkeys(_RESHAPES, _same),
+    **dict.fromkeys(RESHAPES, _same),
     **PARTS,
     aten._to_copy.default: convert_dtype,
     operator.getitem: _item,
@@ -497,9 +405,6 @@ VIEWS: Final[Mapping[Any, _Way]] = {
 SHARING: Final = {*VIEWS, *TURNS, aten.expand.default}
 """What may lie in another's place."""
 _WAYS: Final[Mapping[Any, _Way]] = {
-    looked_up: _looked_up,
-    aten.embedding.default: _embed,
-    aten.eye.default: _eye,
     drawn: _draw,
     aten.sum.default: lambda places, x: _sum(places, x, mean=False),
     aten.sum.dim_IntList: lambda places, x: _sum(places, x, mean=False),
@@ -524,12 +429,13 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     aten.empty_like.default: _zeros,
     aten.new_zeros.default: _zeros,
     aten.expand.default: _expand,
+    **EMBEDDINGS,
     **INTEGERS,
     **MATMUL,
     **WHOLES,
 }
 _SEVERAL: Final = {
-    *(*_RESHAPES, *MATMUL, *ONE, *TWO, *NUMBERS, *NUMBERED),
+    *(*RESHAPES, *MATMUL, *ONE, *TWO, *NUMBERS, *NUMBERED),
     aten.expand.default,
 }
 """What knows of several rows for each row, or does not care."""
