@@ -178,6 +178,15 @@ def native() -> library.Library:
 
 
 @pytest.fixture
+def needs_kernels() -> None:
+    """For tests of what C does: skips where the package has no kernels, or is to do without."""
+    from geartrain.native import library
+
+    if library.current() is None:
+        pytest.skip("needs native kernels: a C compiler, and GEARTRAIN_NATIVE not 0")
+
+
+@pytest.fixture
 def use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[library.Library | None], None]:

@@ -36,11 +36,18 @@ def test_asks_for_nothing():
 def test_chooses(native):
     seen.append(f"chosen {library.kind()}")
 
+@pytest.fixture
+def needs_kernels():
+    pass
+
+def test_has_said_so(needs_kernels):
+    seen.append(f"needed {library.kind()}")
+
 def test_needs_them():
     assert library.kind() == "native"
 
 def test_what_was_seen():
-    assert seen == ["native", "torch", "nothing", "chosen native"]
+    assert seen == ["native", "torch", "nothing", "chosen native", "needed native"]
 """
 
 
@@ -53,10 +60,10 @@ def test_what_asks_for_kernels_runs_again_without_and_nothing_else_does(
     for folder in ("nodes", "train"):
         (pytester.mkdir(folder) / f"test_of_{folder}.py").write_text(TESTS)
     found = pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider", "nodes")
-    found.assert_outcomes(passed=6, failed=1)
+    found.assert_outcomes(passed=7, failed=1)
     found.stdout.fnmatch_lines(["FAILED *test_needs_them (without kernels)*"])
     found = pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider", "train")
-    found.assert_outcomes(passed=4, failed=1)
+    found.assert_outcomes(passed=5, failed=1)
     assert library.kind() == "native"
 
 

@@ -20,7 +20,6 @@ from benchmarks.roofline.main import (
     repeat_in_two,
     shares_of,
 )
-from geartrain.native import library
 
 ROW = {
     "task": "sentiment",
@@ -90,9 +89,8 @@ def test_a_run_is_recorded_with_the_products_inside_native_kernels() -> None:
     assert repeat_in_two([Alone(half) for half in halves]) > 0
 
 
+@pytest.mark.usefixtures("needs_kernels")
 def test_products_inside_native_kernels_can_be_done_again() -> None:
-    if library.current() is None:
-        pytest.skip("needs a C compiler: cc, gcc or clang")
     kinds = [[7, 5, 20, 4, 0], [7, 5, 1, 4, 0], [20, 300, 9, 4, 1], [1, 7, 5, 8, 0]]
     recording = Recording(inside=[np.array(kinds)])
     assert recording.operations == (0, 2 * (700 + 35 + 54_000 + 35))

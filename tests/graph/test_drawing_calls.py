@@ -21,11 +21,7 @@ from geartrain.nodes.loop.module import TurnModule
 from tests.rigs.called import DRAWING, dropping, sets, turning
 from tests.rigs.passes import Order, accumulate, assert_same_gradients
 
-
-@pytest.fixture(autouse=True)
-def _in_c() -> None:
-    if library.current() is None:
-        pytest.skip("there are no kernels in C")
+pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 
 FEW = Order(max_active=3)

@@ -11,7 +11,6 @@ import torch
 
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
-from geartrain.native import library
 from geartrain.nodes.loop import hoisting, native
 from geartrain.nodes.loop.module import NativeKept
 from geartrain.nodes.loop.node import LoopNode
@@ -36,10 +35,7 @@ LOOPS: dict[str, tuple[Made, Callable[[], list[Instance]]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _in_c() -> None:
-    if library.current() is None:
-        pytest.skip("there are no kernels in C")
+pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from geartrain.engine.settings import Settings
 from geartrain.errors import GraphError, ProtocolError
 from geartrain.frames.frame import Arena, Schema
 from geartrain.frames.message import Backward, Forward
-from geartrain.nodes.memory import Held, HoldNode, Recalled
+from geartrain.nodes.held import Held, Recalled
+from geartrain.nodes.memory import HoldNode
 from geartrain.nodes.node import Place
 
 H = 3

@@ -39,10 +39,7 @@ FEW = Order(max_active=3)
 ORDERS = [FEW, Order(policy="random", seed=3, max_active=2), Order("threads", 2, max_active=3)]
 
 
-@pytest.fixture(autouse=True)
-def _in_c() -> None:
-    if library.current() is None:
-        pytest.skip("there are no kernels in C")
+pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 
 def both(name: str, order: Order = FEW) -> tuple[Any, Any]:

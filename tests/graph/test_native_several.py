@@ -16,7 +16,6 @@ import geartrain as gt
 from geartrain.errors import WorkerError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph, Stream
-from geartrain.native import library
 from geartrain.nn.ragged import choice
 from geartrain.nodes.loop import native, several
 from geartrain.nodes.loop.module import NativeKept
@@ -30,10 +29,8 @@ ORDERS = [FEW, Order(policy="random", seed=3, max_active=2), Order("threads", 2,
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _soon(needs_kernels: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Programs are found at once, and win."""
-    if library.current() is None:
-        pytest.skip("there are no kernels in C")
     monkeypatch.setattr(choice, "FIRINGS", 1)
     monkeypatch.setattr(choice, "ROWS", 1)
     before = torch.get_default_dtype()

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 import geartrain as gt
 from geartrain.errors import WorkerError
 from geartrain.nn.auto import MeasuredChoice
+from geartrain.nodes.held import Recalled
 from geartrain.nodes.loop import pieces, tape
 from geartrain.nodes.loop.node import LoopNode
-from geartrain.nodes.memory import Recalled
 from tests.rigs.passes import (
     Order,
     accumulate,

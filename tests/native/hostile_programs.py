@@ -24,11 +24,11 @@ from geartrain.nn.ragged.derivation import derive_inside, derive_memory
 from geartrain.nn.ragged.program import RaggedProgram
 from geartrain.nodes import looked_up
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.held import Held, Recalled
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.looked_up import Lookup
 from geartrain.nodes.loop.native import NativeCalls
 from geartrain.nodes.loop.reads import Read, ReadTensor
-from geartrain.nodes.memory import Held, Recalled
 from geartrain.nodes.ragged import AbstractRaggedChoice, AbstractRaggedProgram
 from geartrain.nodes.remembering import Remembering, RememberingRead
 from tests.rigs.called import CASES, DRAWING, WIDTH, random_trees

@@ -6,15 +6,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from geartrain.native import library
 from geartrain.native.maps import map_backward, map_forward
 
 
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (14, 128, 128), (300, 33, 5), (5, 7, 300), (0, 3, 2)])
 def test_a_map_and_its_gradients(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    if library.current() is None:
-        pytest.skip("no compiled kernels here")
     n, into, out = shape
     draw = torch.Generator().manual_seed(0)
 

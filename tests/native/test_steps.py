@@ -7,14 +7,12 @@ import math
 import pytest
 import torch
 
-from geartrain.native import library
 from geartrain.native.steps import AdamStep, AdamTensors, adagrad_step, norm_of, scaled_
 
 
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_norm_and_scale_of_all(dtype: torch.dtype) -> None:
-    if library.current() is None:
-        pytest.skip("no compiled kernels here")
     draw = torch.Generator().manual_seed(0)
     some = [torch.randn(n, generator=draw, dtype=dtype) for n in (1, 31, 32, 33, 5000, 0)]
     expected = float(torch.cat(some).double().norm())

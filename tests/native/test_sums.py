@@ -95,9 +95,8 @@ def test_rows_that_are_others_than_their_ids_are_refused_and_nothing_is_added(
     assert not len(ids) and not len(found)
 
 
+@pytest.mark.usefixtures("needs_kernels")
 def test_shapes_that_do_not_fit_are_refused() -> None:
-    if library.current() is None:
-        pytest.skip("no compiler here")
     ids, table, weight = torch.tensor([3, 0]), torch.ones(LIMIT, WIDTH), torch.ones(4, 5)
     sums, to = torch.ones(2, 4), {"to_weight": torch.zeros(4, 5), "to_table": None}
     multiply_sums(ids, sums, table, weight, 2, -1, **to)
@@ -127,14 +126,13 @@ def test_ids_may_become_larger() -> None:
     assert found[:, 0].tolist() == [2.0] + [1.0] * 150
 
 
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("weighs", [True, False])
 @pytest.mark.parametrize("u", [0, 1, 9, 300])
 def test_sums_by_row_of_a_table_meet_it_and_the_columns_of_a_weight(
     u: int, weighs: bool, dtype: torch.dtype
 ) -> None:
-    if library.current() is None:
-        pytest.skip("no compiler here")
     torch.manual_seed(u)
     out, into, first, width, rows, padding = 5, 9, 2, 4, 320, 7
     weight, table = torch.randn(out, into, dtype=dtype), torch.randn(rows, width, dtype=dtype)
@@ -157,9 +155,8 @@ def test_sums_by_row_of_a_table_meet_it_and_the_columns_of_a_weight(
         assert_close(to_weight, wanted_weight, rtol=close, atol=close)
 
 
+@pytest.mark.usefixtures("needs_kernels")
 def test_sums_of_rows_themselves_go_where_they_belong() -> None:
-    if library.current() is None:
-        pytest.skip("no compiler here")
     ids, sums = torch.tensor([3, 0]), torch.ones(2, WIDTH)
     table, found = torch.ones(LIMIT, WIDTH), torch.zeros(LIMIT, WIDTH)
     multiply_sums(ids, sums, table, None, 0, 3, to_weight=None, to_table=found)

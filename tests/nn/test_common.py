@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from geartrain.native import library
 from geartrain.nn.derivation import derive
 from geartrain.nn.program import Operands, Program
 from geartrain.nodes.gradient import GradientSum
@@ -18,11 +17,7 @@ N, D = 23, 8
 Body = Callable[[nn.Module, tuple[Tensor, ...]], Tensor | tuple[Tensor, ...]]
 
 
-@pytest.fixture(autouse=True)
-def native() -> None:
-    """Without a compiler there is nothing to be tried."""
-    if library.current() is None:
-        pytest.skip("no compiler here")
+pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 
 class Written(nn.Module):

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from geartrain.native import library
 from geartrain.native.steady import steady
 from geartrain.nn.derivation import derive
 from geartrain.nn.program import Operands, Program
@@ -70,10 +69,7 @@ class Bilinear(nn.Module):
 MODULES: list[type[nn.Module]] = [LowRank, Masked, Normed, Bilinear]
 
 
-@pytest.fixture(autouse=True)
-def _in_c() -> None:
-    if library.current() is None:
-        pytest.skip("there are no kernels in C")
+pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 
 def made(make: Callable[[], nn.Module]) -> tuple[nn.Module, Program]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from geartrain.native import library
 from geartrain.native.fused import At, Op, Step, Steps
 from geartrain.nn.derivation import derive
 from geartrain.nn.draws import ones_of, seeded_by
@@ -22,13 +21,6 @@ N, D = 40, 12
 F64 = torch.float64
 
 
-@pytest.fixture
-def in_c() -> None:
-    """Without kernels there is nothing to be tried."""
-    if library.current() is None:
-        pytest.skip("there are no kernels in C")
-
-
 def drawn_in_c(seeds: Tensor, width: int, p: float, number: int, dtype: torch.dtype) -> Tensor:
     step = Step(Op.DRAW, width, (At(1, 0, width), At(0, 0, 1)), many=number, number=p)
     found = torch.full((len(seeds), width), 7.0, dtype=dtype)
@@ -36,7 +28,7 @@ def drawn_in_c(seeds: Tensor, width: int, p: float, number: int, dtype: torch.dt
     return found
 
 
-@pytest.mark.usefixtures("in_c")
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("width", [1, 3, 16, 67])
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
@@ -129,7 +121,7 @@ def test_gradients_are_those_of_autograd_with_the_masks_of_the_rows(
     torch.testing.assert_close(found, [expected[0][mine], *expected[1:]])
 
 
-@pytest.mark.usefixtures("in_c")
+@pytest.mark.usefixtures("needs_kernels")
 def test_rows_calls_and_programs_beside_have_masks_of_their_own() -> None:
     torch.manual_seed(0)
     module, x = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.2)), torch.ones(N, 64)
@@ -146,7 +138,7 @@ def test_rows_calls_and_programs_beside_have_masks_of_their_own() -> None:
     assert torch.equal(together, apart)
 
 
-@pytest.mark.usefixtures("in_c")
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize(
     ("make", "share"),
     [

@@ -23,11 +23,7 @@ from geartrain.nodes.gradient import GradientSum
 N, D, WORDS = 23, 6, 9
 
 
-@pytest.fixture(autouse=True)
-def native() -> None:
-    """Without a compiler there is nothing to be tried."""
-    if library.current() is None:
-        pytest.skip("no compiler here")
+pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 
 class Gates(nn.Module):

@@ -11,7 +11,6 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from geartrain.errors import GraphError
-from geartrain.native import library
 from geartrain.native.fused import Op
 from geartrain.nn.derivation import derive
 from geartrain.nn.program import Operands, Program
@@ -21,11 +20,7 @@ from tests.nn.test_fused import _ops
 N, D, KINDS = 11, 5, 3
 
 
-@pytest.fixture(autouse=True)
-def native() -> None:
-    """Without a compiler there is nothing to be tried."""
-    if library.current() is None:
-        pytest.skip("no compiler here")
+pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 
 class Related(nn.Module):

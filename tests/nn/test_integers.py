@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from geartrain.native import library
 from geartrain.nn.derivation import derive
 from geartrain.nn.program import Operands, Program
 from tests.rigs.rowwise import Rowwise, assert_as_autograd, in_c
@@ -19,12 +18,7 @@ N, D = 7, 6
 LARGE = 1 << 53
 
 
-@pytest.fixture(autouse=True)
-def native() -> None:
-    """Without a compiler there is nothing to be tried."""
-    if library.current() is None:
-        pytest.skip("no compiler here")
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 
 def truth(mask: Tensor, x: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geartrain.native import library
 from geartrain.nn.derivation import derive
 from geartrain.nn.otherwise import OTHERWISE
 
@@ -74,10 +73,9 @@ class Summed(nn.Module):
         return torch.tanh(torch.einsum(self.equation, *some))
 
 
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("equation", MAPS)
 def test_maps_that_an_equation_tells_have_programs_in_c(equation: str) -> None:
-    if library.current() is None:
-        pytest.skip("there are no kernels in C")
     module = Summed(equation)
     some = operands(equation)
     cut = derive(module, [some[k] for k in module.rows])  # is tried against autograd

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from geartrain.native import library
 from geartrain.native.fused import Op
 from geartrain.nn.derivation import derive
 from tests.rigs.rowwise import Rowwise, assert_as_autograd, in_c
@@ -18,12 +17,7 @@ from tests.rigs.rowwise import Rowwise, assert_as_autograd, in_c
 N, D = 5, 6
 
 
-@pytest.fixture(autouse=True)
-def native() -> None:
-    """Without a compiler there is nothing to be tried."""
-    if library.current() is None:
-        pytest.skip("no compiler here")
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 
 def cube(y: Tensor) -> Tensor:

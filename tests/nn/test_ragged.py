@@ -16,7 +16,6 @@ from torch.testing import assert_close
 
 import geartrain as gt
 from geartrain.errors import GraphError, ProtocolError
-from geartrain.native.fused import available
 from geartrain.nn.program import Operands
 from geartrain.nn.ragged import choice
 from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
@@ -30,11 +29,6 @@ from geartrain.nodes.remembering import Remembering
 from tests.rigs.ragged_modules import H, Look, Mix, Pass, Point, Pool, Products
 
 F64 = torch.float64
-
-
-def _needs_kernels() -> None:
-    if not available(F64):
-        pytest.skip("programs are steps in C")
 
 
 @pytest.fixture(autouse=True)
@@ -80,10 +74,10 @@ def _check(
             assert_close(mine.to_dense(), theirs)
 
 
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("lengths", [[2, 1, 4], [1], [3] * 200])
 @pytest.mark.parametrize("kind", [Point, Look, Products])
 def test_rows_that_read_a_memory(kind: type[nn.Module], lengths: list[int]) -> None:
-    _needs_kernels()
     torch.manual_seed(0)
     module, n = kind(), len(lengths)
     held = [torch.randn(sum(lengths) + 3, H) for _ in range(2 if kind is Point else 1)]
@@ -110,10 +104,10 @@ def test_rows_that_read_a_memory(kind: type[nn.Module], lengths: list[int]) -> N
     _check(module, run, outputs, [own, *memory])
 
 
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("lengths", [[2, 3, 1], [5], [2] * 300])
 @pytest.mark.parametrize("kind", [Pool, Mix, Pass])
 def test_modules_that_look_inside_bundles(kind: type[nn.Module], lengths: list[int]) -> None:
-    _needs_kernels()
     torch.manual_seed(0)
     module, n = kind(), sum(lengths)
     x, inside = torch.randn(n, H), _inside(lengths, 2 * n if kind is Pass else 0)
@@ -129,8 +123,8 @@ def test_modules_that_look_inside_bundles(kind: type[nn.Module], lengths: list[i
     _check(module, run, [module(leaf, inside)], [leaf])
 
 
+@pytest.mark.usefixtures("needs_kernels")
 def test_an_empty_bundle_adds_nothing() -> None:
-    _needs_kernels()
     torch.manual_seed(0)
     module, x, inside = Mix(), torch.randn(3, H), _inside([2, 0, 1])
     program = RaggedProgram(derive_inside(module, (x,), {}, pools=False), Operands(module))
@@ -138,8 +132,8 @@ def test_an_empty_bundle_adds_nothing() -> None:
     assert_close(ys[0], module(x, inside).detach())
 
 
+@pytest.mark.usefixtures("needs_kernels")
 def test_a_row_that_is_not_there_is_refused() -> None:
-    _needs_kernels()
     module, held = Point(), tuple(torch.randn(5, H) for _ in range(2))
     inputs = torch.randn(2, H), torch.zeros(2, dtype=torch.int64)
     program = RaggedProgram(derive_memory(module, inputs, held, 1), Operands(module))
@@ -151,12 +145,12 @@ def test_a_row_that_is_not_there_is_refused() -> None:
             program.forward(call)
 
 
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("kind", [Mix, Pool])
 @pytest.mark.parametrize("lengths", [[2, 3], [2, 1, -1, 2], [5], [-1, 5], [2, 1 << 62, 2]])
 def test_bundles_that_are_not_those_of_the_rows_are_refused(
     lengths: list[int], kind: type[nn.Module]
 ) -> None:
-    _needs_kernels()
     module, x, inside = kind(), torch.randn(4, H), _inside([2, 2])
     program = RaggedProgram(derive_inside(module, (x,), {}, pools=kind is Pool), Operands(module))
     program.forward(call_of_inside((x,), inside, {}))
@@ -189,6 +183,7 @@ class _Refused:
             return h * (2.0 if float(h.detach()[0, 0]) > 0 else 3.0) + keys.sum(1)
 
 
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
@@ -199,18 +194,17 @@ class _Refused:
     ],
 )
 def test_what_depends_on_padding_or_values_is_refused(kind: type[nn.Module], why: str) -> None:
-    _needs_kernels()
     held = (torch.randn(5, H),)
     with pytest.raises(GraphError, match=why):
         derive_memory(kind(), (torch.randn(2, H),), held, 0)
 
 
+@pytest.mark.usefixtures("needs_kernels")
 def test_edges_on_the_host_are_not_looked_at() -> None:
     class Looks(nn.Module):
         def forward(self, x: Tensor, inside: gt.Inside) -> Tensor:
             return x * float(inside.on_host("source").max())
 
-    _needs_kernels()
     x, inside = torch.randn(4, H), _inside([2, 2], 5)
     with pytest.raises(GraphError, match="on the host"):
         derive_inside(Looks(), (x,), dict(inside.edges), pools=False)
@@ -299,12 +293,11 @@ def _learned(graph: gt.Graph, active: int, every: int) -> Mapping[str, Tensor]:
 @pytest.mark.parametrize(
     ("active", "every", "light"), [(8, 8, 512), (24, 24, 512), (24, 6, 512), (24, 6, 0)]
 )
-@pytest.mark.usefixtures("soon")
+@pytest.mark.usefixtures("needs_kernels", "soon")
 def test_a_loop_learns_the_same_by_programs(
     active: int, every: int, light: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where rows of several updates go by one firing, and where calls have too many rows."""
-    _needs_kernels()
     monkeypatch.setattr(choice, "MOST_LIGHT", light)
     computed = []
     true = RaggedProgram.backward
@@ -327,9 +320,8 @@ def test_a_loop_learns_the_same_by_programs(
         assert_close(found[name], weight, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.usefixtures("soon")
+@pytest.mark.usefixtures("needs_kernels", "soon")
 def test_a_graph_that_has_chosen_goes_to_other_processes() -> None:
-    _needs_kernels()
     graph = _pointing("auto")
     _learned(graph, 8, 8)
     other = cloudpickle.loads(cloudpickle.dumps(graph))
@@ -339,9 +331,8 @@ def test_a_graph_that_has_chosen_goes_to_other_processes() -> None:
     assert _learned(other, 8, 8)
 
 
-@pytest.mark.usefixtures("soon")
+@pytest.mark.usefixtures("needs_kernels", "soon")
 def test_the_program_of_another_fit_is_taken_as_long_as_settings_are_the_same() -> None:
-    _needs_kernels()
     module, experience = Scaled(), Experience()
     of = RaggedModule("first", module, 0, True, experience)
     kernel = Remembering(module, list(module.parameters()), choice.RaggedChoice(of))
@@ -362,9 +353,8 @@ class Scaled(_First):
         return super().forward(keys, self.gain * values, inside)
 
 
-@pytest.mark.usefixtures("soon")
+@pytest.mark.usefixtures("needs_kernels", "soon")
 def test_settings_that_change_bring_autograd_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    _needs_kernels()
     module, experience = Scaled(), Experience()
     chosen = choice.RaggedChoice(RaggedModule("first", module, 0, True, experience))
     kernel = Remembering(module, list(module.parameters()), chosen)

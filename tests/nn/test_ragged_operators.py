@@ -18,7 +18,6 @@ from torch.nn import functional
 
 import geartrain as gt
 from geartrain.errors import GraphError
-from geartrain.native.fused import available
 from geartrain.nn.ragged.derivation import derive_memory
 from tests.rigs.ragged import check_inside, check_memory
 
@@ -27,9 +26,7 @@ Forward = Callable[["Attends", Tensor, Tensor, Tensor], Tensor]
 
 
 @pytest.fixture(autouse=True)
-def _double() -> Iterator[None]:
-    if not available(torch.float64):
-        pytest.skip("programs are steps in C")
+def _double(needs_kernels: None) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from geartrain.native import library
 from geartrain.native.steady import steady
 from geartrain.nn.derivation import derive
 from geartrain.nn.program import Operands, Program
@@ -22,11 +21,7 @@ N, K, D, HEADS = 9, 3, 8, 2
 Rule = Callable[["Within", Tensor, Tensor], Tensor]
 
 
-@pytest.fixture(autouse=True)
-def native() -> None:
-    """Without a compiler there is nothing to be tried."""
-    if library.current() is None:
-        pytest.skip("no compiler here")
+pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 
 class Within(nn.Module):

@@ -4,8 +4,9 @@ Where the C of a kernel works, its twin in torch does not, and either must pass 
 the rooms where kernels compute, and wherever a test is marked ``both_ways``, a test that has passed
 is run again without them, in the same process, if the package has asked for kernels while it ran;
 what never asks for them would only be run twice. A test that chooses by itself goes both ways in
-one run, and a soak goes one way. Of the cases of a test the first goes both ways: the others go
-without kernels where all of the rooms do, with GEARTRAIN_NATIVE=0 (``make test-slow``).
+one run; what needs kernels goes one way, and so does a soak. Of the cases of a test the first goes
+both ways: the others go without kernels where all of the rooms do, with GEARTRAIN_NATIVE=0 (``make
+test-slow``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.rigs import cases
 
 ROOMS = frozenset({"nodes", "graph", "nn", "whole"})
 """Folders of tests."""
-CHOOSE = frozenset({"native", "either", "way"})
+CHOOSE = frozenset({"native", "needs_kernels", "either", "way"})
 """Parameters and fixtures by which a test chooses."""
 
 

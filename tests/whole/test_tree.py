@@ -71,15 +71,6 @@ def entering(rows: int, *, words: bool = True, depth: int = E) -> Tensor:
     return torch.randn(rows, depth, dtype=torch.float64, generator=draw)
 
 
-needs_native = pytest.mark.usefixtures("native")
-
-
-@pytest.fixture
-def native() -> None:
-    if library.current() is None:
-        pytest.skip("no native kernels")
-
-
 @pytest.fixture(params=["native", "torch"])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With kernels and without: torch does the same."""
@@ -153,7 +144,7 @@ class TestKernel:
         for p in module.parameters():
             assert_close(into.take(p), beside.take(p), rtol=0, atol=0)
 
-    @needs_native
+    @pytest.mark.usefixtures("needs_kernels")
     def test_products_of_bfloat16_round_their_operands_alone(self) -> None:
         parent, slot, inside = batch([9, 1, 30, 4])
         leaf, branch = TreeLSTMLeaf(32, 32, vocabulary=WORDS, sparse=False), TreeLSTMBranch(32)
@@ -176,7 +167,7 @@ class TestKernel:
             assert found is not None
             assert (found.double() - want).norm() < 0.02 * want.norm()
 
-    @needs_native
+    @pytest.mark.usefixtures("needs_kernels")
     @pytest.mark.parametrize("words", [True, False])
     def test_threads_share_the_trees_out(self, words: bool) -> None:
         module = network(words=words)
@@ -226,7 +217,7 @@ class TestKernel:
             into = GradientSum(module.parameters())
             assert kernel.backward((None,), residuals, None, into, inside) == (None, None, None)
 
-    @needs_native
+    @pytest.mark.usefixtures("needs_kernels")
     def test_refuses_rows_that_the_store_does_not_have(self) -> None:
         parent, slot, lengths = random_trees([2])
         groups = [TreeGroup(forest_of(parent, slot, lengths), slice(0, 3))]

@@ -34,6 +34,7 @@ from geartrain.graph.operators import (
 from geartrain.graph.through import Through
 from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.group import Group
+from geartrain.nodes.held import Held
 from geartrain.nodes.join import JoinNode
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.door import LoopDoor
@@ -64,7 +65,7 @@ from geartrain.nodes.loop.values import (
     Stored,
     Unbundled,
 )
-from geartrain.nodes.memory import AbstractMemoryKernel, Held
+from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import Place
 from geartrain.nodes.structure import Flatmap, Ungroup
 from geartrain.nodes.weights import AbstractWeights

@@ -35,6 +35,7 @@ from geartrain.nodes.call import Call, arguments, as_payload
 from geartrain.nodes.casts import Cast, around
 from geartrain.nodes.chance import generators_kept
 from geartrain.nodes.choice import UNDECIDED, AbstractChoice, Experience, choice_of
+from geartrain.nodes.held import Held
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import (
     AbstractKernel,
@@ -44,13 +45,7 @@ from geartrain.nodes.kernel import (
     modules_in,
 )
 from geartrain.nodes.loss import Objective
-from geartrain.nodes.memory import (
-    AbstractMemoryKernel,
-    Held,
-    ReadAgain,
-    ReadNode,
-    memory_kernel_of,
-)
+from geartrain.nodes.memory import AbstractMemoryKernel, ReadAgain, ReadNode, memory_kernel_of
 from geartrain.nodes.method import called_by, weights_of
 from geartrain.nodes.node import AbstractNode, Place
 from geartrain.nodes.payload import Recompute, RowNode

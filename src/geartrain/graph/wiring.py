@@ -19,7 +19,8 @@ from geartrain.graph.operator import AbstractOperator, Input, Made, Port
 from geartrain.graph.operators import Losing
 from geartrain.graph.through import Through
 from geartrain.nodes.control import AbstractStep
-from geartrain.nodes.memory import Held, HoldNode
+from geartrain.nodes.held import Held
+from geartrain.nodes.memory import HoldNode
 from geartrain.nodes.node import AbstractNode, Place
 from geartrain.nodes.weights import AbstractWeights
 

@@ -1,7 +1,6 @@
 """Derived programs as a loop calls them: many calls in one, from and to buffers of rows.
 
     CallForm    a program as calls.inc wants it: where a call finds and puts its tensors
-    pointer     where a numpy array lies
 
 ``nodes/loop/native.py`` makes the tables that C reads; their words are named here.
 """
@@ -315,12 +314,6 @@ def available(dtype: torch.dtype) -> bool:
     """Whether C makes many calls in one, of programs of this dtype."""
     native = library.current()
     return native is not None and "calls_forward" in native.typed.get(dtype, {})
-
-
-def pointer(array: NDArray[Any]) -> int:
-    """Where an array lies."""
-    found: int = array.__array_interface__["data"][0]
-    return found
 
 
 def forward(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct, pack
-from typing import Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, final, overload
 
 import numpy as np
 import torch
@@ -332,9 +332,13 @@ def _typed(a: Tensor, b: Tensor) -> dict[str, tuple[library.Function, ...]] | No
     return native.typed.get(a.dtype)
 
 
-def pointer(rows: Rows | None) -> int | None:
-    """Where contiguous row numbers lie."""
-    return None if rows is None else torch.from_numpy(rows).data_ptr()
+@overload
+def pointer(array: NDArray[Any]) -> int: ...
+@overload
+def pointer(array: None) -> None: ...
+def pointer(array: NDArray[Any] | None) -> int | None:
+    """Where a contiguous array lies; 0 if it is empty, and None stays."""
+    return None if array is None else torch.from_numpy(array).data_ptr()
 
 
 def contiguous(rows: Rows | None) -> Rows | None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from geartrain.errors import ProtocolError
 from geartrain.native import library
+from geartrain.native.rows import address
 
 MOST_WORK: Final = 1 << 22
 """Multiplications for one weight from which on torch, or oneDNN, is faster, on several threads."""
@@ -307,7 +308,7 @@ def multiply_sums(
             f"columns from {first} on of a weight {(meets, into)}; the shapes do not fit"
         )
     run = native.typed[sums.dtype]["multiply_sums"][u * out * width > library.SMALL_WORK]
-    places = (_address(x) for x in (ids, sums, table, weight, to_weight, to_table))
+    places = (address(x) for x in (ids, sums, table, weight, to_weight, to_table))
     bad = run(u, out, into, first, width, v, padding, *places)
     if bad > 0:
         raise IndexError(f"index out of range: a row is not below {v}")
@@ -317,7 +318,3 @@ def multiply_sums(
 
 def _is_like(x: Tensor | None, other: Tensor | None) -> bool:
     return x is None or (other is not None and x.shape == other.shape)
-
-
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()

@@ -23,7 +23,8 @@ from geartrain.errors import GraphError
 from geartrain.frames.message import Gradient, Payload
 from geartrain.native.attention import attend_backward, attend_forward
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.memory import AbstractMemoryKernel, Recalled
+from geartrain.nodes.held import Recalled
+from geartrain.nodes.memory import AbstractMemoryKernel
 
 
 class DotAttention(nn.Module):

@@ -108,12 +108,6 @@ def remainder(places: Places, x: fx.Node) -> None:
     places.values[x] = out
 
 
-def _axis_of(like: Like, dim: int) -> tuple[int, int, int]:
-    """Where an axis of each row is in its shape, its entries, and those after it."""
-    at = axis_of(like, dim)
-    return at, like.tail[at], math.prod(like.tail[at + 1 :])
-
-
 def most(places: Places, x: fx.Node) -> None:
     """The largest or least of some axes that are neighbours."""
     args: Any = x.args
@@ -152,7 +146,7 @@ def _write_most(
 def most_and_where(places: Places, x: fx.Node) -> None:
     """The largest or least of an axis, and which it is, if anybody asks."""
     args: Any = x.args
-    _, many, inner = _axis_of(like_of(args[0]), args[1])
+    _, many, inner = axis_of(like_of(args[0]), args[1])
     least = x.target is aten.min.dim
     source = _maybe_negative(places, args[0], least)
     result: list[Value | None] = [None, None]
@@ -176,7 +170,7 @@ def where_most(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     if len(args) < 2 or args[1] is None:
         raise Refused
-    _, many, inner = _axis_of(like_of(args[0]), args[1])
+    _, many, inner = axis_of(like_of(args[0]), args[1])
     source = _maybe_negative(places, args[0], x.target is aten.argmin.default)
     out = places.out(x)
     _write_where(places, out, source, many, inner)
@@ -213,7 +207,7 @@ def scatter(places: Places, x: fx.Node) -> None:
 
 def _named(whole: Like, index: Like, dim: int) -> tuple[int, int, int]:
     """How many of an axis are named, how many there are, and entries after it."""
-    at, many, inner = _axis_of(whole, dim)
+    at, many, inner = axis_of(whole, dim)
     if len(index.tail) != len(whole.tail) or many > LARGEST or not whole.width:
         raise Refused
     if any(a != b for k, (a, b) in enumerate(zip(index.tail, whole.tail, strict=True)) if k != at):

@@ -6,23 +6,28 @@ Along the first axis of a row a part is a place; along another it is pieces, whi
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
 
+import torch
 from torch import fx
 
 from geartrain.native.fused import Op
 from geartrain.nn.places import Like, Places, Refused, Value, like_of
 
+aten = torch.ops.aten
 
-def axis_of(like: Like, dim: int) -> int:
-    """Where an axis of a tensor is in the shape of its rows."""
+
+def axis_of(like: Like, dim: int) -> tuple[int, int, int]:
+    """Where an axis of a tensor is in the shape of its rows, its entries, and those after it."""
     at = dim % (len(like.tail) + 1) - 1
     if not like.rows or at < 0:
         raise Refused
-    return at
+    return at, like.tail[at], math.prod(like.tail[at + 1 :])
 
 
-def part(
+def _part(
     places: Places, x: fx.Node, source: Value, at: int, first: int, like: Like | None = None
 ) -> Value:
     """What x is, or is like: of an axis so many entries as that has there, from the first on."""
@@ -40,7 +45,7 @@ def part(
     return out
 
 
-def put(places: Places, out: Value, piece: Value, at: int, first: int) -> None:
+def _put(places: Places, out: Value, piece: Value, at: int, first: int) -> None:
     """Write a part where it belongs along an axis, from the first entry on."""
     tail, mine = out.like.tail, piece.like.tail
     others = mine[:at] + mine[at + 1 :] == tail[:at] + tail[at + 1 :]
@@ -64,26 +69,119 @@ def _copy(places: Places, out: Value, piece: Value, apart: int, there: int) -> N
         places.add(Op.PIECES, out, piece.at, width=width, number=size, many=apart, inner=there)
 
 
-def flip(places: Places, x: fx.Node) -> None:
+def _slice(places: Places, x: fx.Node) -> Value:
+    args: Any = x.args
+    source, dim = places.held(args[0]), args[1] if len(args) > 1 else 0
+    like = like_of(x)
+    if not source.like.rows or not like.rows or len(args) > 4:
+        raise Refused
+    if dim == 0 and like.tail == source.like.tail:
+        return source
+    (at, size, _), start = axis_of(source.like, dim), args[2] if len(args) > 2 else None
+    if not isinstance(start, int | None):
+        raise Refused
+    start = start or 0
+    return _part(places, x, source, at, max(start + size, 0) if start < 0 else min(start, size))
+
+
+def _select(places: Places, x: fx.Node) -> Value:
+    args: Any = x.args
+    source, like = places.held(args[0]), like_of(x)
+    (at, many, _), index = axis_of(source.like, args[1]), args[2]
+    tail = source.like.tail
+    one = replace(like, tail=(*tail[:at], 1, *tail[at + 1 :]))
+    found = _part(places, x, source, at, index + many if index < 0 else index, one)
+    return replace(found, like=like)
+
+
+def _split(places: Places, x: fx.Node) -> list[Value | None]:
+    args: Any = x.args
+    source, dim = places.held(args[0]), args[2] if len(args) > 2 else 0
+    at, many, _ = axis_of(source.like, dim)
+    sizes = args[1]
+    if isinstance(sizes, int):
+        sizes = [min(sizes, many - k) for k in range(0, many, sizes)]
+    items, first = places.items(x), 0
+    found: list[Value | None] = [None] * len(sizes)
+    for k, size in enumerate(sizes):
+        if k in items:
+            found[k] = _part(places, items[k], source, at, first)
+        first += size
+    return found
+
+
+def _cat(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    (at, _, _), first = axis_of(like_of(x), args[1] if len(args) > 1 else 0), 0
+    out = places.out(x)
+    for y in args[0]:
+        piece = places.value(y)
+        _put(places, out, piece, at, first)
+        first += piece.like.tail[at]
+    places.values[x] = out
+
+
+def _slice_back(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    _, _, dim, start, _, step = args
+    like = like_of(x)
+    at, many, _ = axis_of(like, dim)
+    start += many if start < 0 else 0
+    if step != 1 or start < 0:
+        raise Refused
+    out = places.values[x] = places.out(x)
+    places.add(Op.ZERO, out)
+    _put(places, out, places.value(args[0]), at, start)
+
+
+def _select_back(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    _, _, dim, index = args
+    like, piece = like_of(x), places.value(args[0])
+    at, many, _ = axis_of(like, dim)
+    index = index + many if index < 0 else index
+    tail = (*like.tail[:at], 1, *like.tail[at + 1 :])
+    out = places.values[x] = places.out(x)
+    places.add(Op.ZERO, out)
+    _put(places, out, replace(piece, like=replace(piece.like, tail=tail)), at, index)
+
+
+def _flip(places: Places, x: fx.Node) -> None:
     """Some axes backwards, one after the other."""
     args: Any = x.args
     value = places.value(args[0])
     axes = [axis_of(value.like, dim) for dim in args[1]]
-    for k, at in enumerate(axes):
+    for k, (_, many, inner) in enumerate(axes):
         out = places.out(x) if k == len(axes) - 1 else places.spare(value.like)
-        tail = value.like.tail
-        places.add(Op.FLIP, out, value.at, many=tail[at], inner=math.prod(tail[at + 1 :]))
+        places.add(Op.FLIP, out, value.at, many=many, inner=inner)
         value = out
     places.values[x] = value
 
 
-def cumulate(places: Places, x: fx.Node) -> None:
+def _cumulate(places: Places, x: fx.Node) -> None:
     """Sums along an axis, so far."""
     args: Any = x.args
     source = places.value(args[0])
-    at = axis_of(source.like, args[1])
+    _, many, inner = axis_of(source.like, args[1])
     if x.kwargs or not source.like.width:
         raise Refused
-    tail = source.like.tail
     out = places.values[x] = places.out(x)
-    places.add(Op.CUMULATE, out, source.at, many=tail[at], inner=math.prod(tail[at + 1 :]))
+    places.add(Op.CUMULATE, out, source.at, many=many, inner=inner)
+
+
+PARTS: Final[Mapping[Any, Callable[[Places, fx.Node], Value | list[Value | None]]]] = {
+    aten.slice.Tensor: _slice,
+    aten.select.int: _select,
+    aten.split.Tensor: _split,
+    aten.unsafe_split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
+}
+"""What takes rows apart, and gives where the parts lie."""
+WHOLES: Final[Mapping[Any, Callable[[Places, fx.Node], None]]] = {
+    aten.cat.default: _cat,
+    aten.slice_backward.default: _slice_back,
+    aten.select_backward.default: _select_back,
+    aten.flip.default: _flip,
+    aten.cumsum.default: _cumulate,
+}
+"""What writes whole rows, of parts or along an axis."""

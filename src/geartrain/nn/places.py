@@ -8,13 +8,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch import fx
 
 from geartrain.native.fused import At, Op, Step
 from geartrain.nn.fused import MadeTable, MadeTensor, Runs
+
+aten = torch.ops.aten
+
+RESHAPES: Final = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.clone.default,
+    torch.flatten,
+)
+"""Operators that leave numbers in their order: what they make lies where its source does."""
 
 
 class Refused(Exception):

@@ -1,4 +1,7 @@
-"""The operators that have a step in C, or none to do: views, parts and items are only places."""
+"""The operators that have a step in C, or none to do: views and items are only places.
+
+Those of a kind have a file each, with a table that is put together here.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from torch import fx
 
 from geartrain.native.fused import At, Op
 from geartrain.nn.draws import drawn
+from geartrain.nn.embeddings import EMBEDDINGS
 from geartrain.nn.entries import NUMBERED, NUMBERS, ONE, TRUTHS, TWO
-from geartrain.nn.fold import affine_columns, looked_up, times_columns
 from geartrain.nn.integers import (
     COUNTS,
     INTEGERS,
@@ -24,9 +27,9 @@ from geartrain.nn.integers import (
     compares,
     convert_dtype,
 )
-from geartrain.nn.pieces import axis_of, cumulate, flip, part, put
-from geartrain.nn.places import Like, Places, Refused, Value, like_of
-from geartrain.nodes.products import affine, times
+from geartrain.nn.matmul import MATMUL, TURNS, moved_axes
+from geartrain.nn.pieces import PARTS, WHOLES
+from geartrain.nn.places import RESHAPES, Like, Places, Refused, Value, like_of
 
 aten = torch.ops.aten
 
@@ -83,124 +86,6 @@ def _entry_by_entry(places: Places, x: fx.Node) -> None:
         places.step(x, TWO[target], args)
     else:
         raise Refused
-
-
-def _product(
-    places: Places, x: fx.Node, *, turned: bool, columns: tuple[int, int] | None = None
-) -> None:
-    args: Any = x.args
-    rows = places.value(args[0])
-    runs = None if columns is None else (columns,)
-    weight, depth, width = places.weight(args[1], turned=turned, columns=runs)
-    bias = At()
-    if not turned and args[2] is not None:
-        bias = places.value(args[2]).at
-        if like_of(args[2]).rows or like_of(args[2]).tail != (width,):
-            raise Refused
-    *several, own = rows.like.tail or (0,)
-    if own != depth or not rows.like.rows or len(several) != int(rows.like.merged):
-        raise Refused
-    out = places.values[x] = places.out(x)
-    places.add(Op.PRODUCT, out, rows.at, weight, bias, many=depth, number=math.prod(several))
-
-
-def _columns(x: fx.Node) -> tuple[int, int]:
-    """Which columns of a weight a product reads, as its last arguments say."""
-    first, end = cast("Sequence[int]", x.args[-2:])
-    return first, end
-
-
-def _looked_up(places: Places, x: fx.Node) -> None:
-    args: Any = x.args
-    rest, weight, runs, entries = args
-    out, rows = places.out(x), None if rest is None else places.value(rest)
-    *first, last = entries
-    if rows is None or first:
-        first = entries
-    for k, (its, table, ids, columns, biases) in enumerate(first):
-        at, which = places.table(its, table, columns, biases), _row_numbers(places, ids)
-        places.add(Op.EMBED, out, which, at, many=like_of(table).tail[0], inner=int(k > 0))
-    if rows is not None:
-        met, depth, width = places.weight(weight, turned=False, columns=runs)
-        if rows.like.tail != (depth,) or not rows.like.rows or out.like.tail != (width,):
-            raise Refused
-        if first:
-            places.add(Op.PRODUCT, out, rows.at, met, many=depth, inner=-1)
-        else:
-            its, table, ids, columns, biases = last
-            at, which = places.table(its, table, columns, biases), _row_numbers(places, ids)
-            many = like_of(table).tail[0]
-            places.add(Op.PRODUCT, out, rows.at, met, at, which, many=depth, inner=many)
-    places.values[x] = out
-
-
-def _row_numbers(places: Places, ids: fx.Node) -> At:
-    """Of a table, one for each row."""
-    if ids not in places.argument or like_of(ids) != Like((), True, torch.int64):
-        raise Refused
-    return At(places.of_argument(places.argument[ids], 1, whole=True), 0, 1)
-
-
-def _embed(places: Places, x: fx.Node) -> None:
-    args: Any = x.args
-    if args[0].target is aten.eye.default:
-        which = places.value(args[1])
-        out = places.values[x] = places.out(x)
-        places.add(Op.ONE_HOT, out, which.at, inner=like_of(x).tail[-1])
-        return
-    table = places.value(args[0])
-    if table.like.rows or len(table.like.tail) != 2:
-        raise Refused
-    many, like = table.like.tail[0], like_of(x)
-    if like_of(args[1]).tail:
-        _embed_several(places, x, table)
-        return
-    at = _row_numbers(places, args[1])
-    if _are_matrices(x) and x not in places.homes:
-        places.values[x] = Value(table.at, like, which=at, of=many)
-        return
-    out = places.values[x] = places.out(x)
-    places.add(Op.EMBED, out, at, table.at, many=many)
-
-
-def _embed_several(places: Places, x: fx.Node, table: Value) -> None:
-    """Rows of a table side by side."""
-    ids, like = cast("fx.Node", x.args[1]), like_of(x)
-    few = like_of(ids)
-    if ids not in places.argument or few.dtype is not torch.int64 or not few.rows or few.merged:
-        raise Refused
-    slot = places.of_argument(places.argument[ids], few.width, whole=True)
-    out, (many, width) = places.out(x), table.like.tail
-    for k in range(few.width):
-        part, at = out.part(k * width, (width,)), At(slot, k, few.width)
-        places.add(Op.EMBED, part, at, table.at, many=many)
-    places.values[x] = Value(out.at, like)
-
-
-def _are_matrices(x: fx.Node) -> bool:
-    """Whether products of matrices alone read it, as it is or turned."""
-    return all(
-        y.target is aten.bmm.default
-        or ((y.target in _RESHAPES or y.target in TURNS) and _are_matrices(y))
-        for y in x.users
-    )
-
-
-def _eye(places: Places, x: fx.Node) -> None:
-    """A unit matrix, of which rows are looked up."""
-    if len(x.args) > 1 or any(y.target is not aten.embedding.default for y in x.users):
-        raise Refused
-
-
-def _cat(places: Places, x: fx.Node) -> None:
-    args: Any = x.args
-    at, first = axis_of(like_of(x), args[1] if len(args) > 1 else 0), 0
-    out = places.out(x)
-    for y in args[0]:
-        piece = places.value(y)
-        put(places, out, piece, at, first)
-        first += piece.like.tail[at]
-    places.values[x] = out
 
 
 def lay_within_cats(places: Places, graph: fx.Graph) -> None:
@@ -263,7 +148,7 @@ def _home_of_sum(places: Places, x: fx.Node) -> Value | None:
     home = places.homes.get(x)
     if home is None and len(x.users) == 1:
         (view,) = x.users
-        home = places.homes.get(view) if view.target in _RESHAPES else None
+        home = places.homes.get(view) if view.target in RESHAPES else None
         home = None if home is None or home.like.rows else Value(home.at, like_of(x))
     return home
 
@@ -428,55 +313,10 @@ def _full(places: Places, x: fx.Node) -> None:
     places.add(Op.ADD_NUMBER, out, out.at, number=float(number))
 
 
-def _matrices(places: Places, x: fx.Node) -> None:
-    args: Any = x.args
-    a, b = places.raw(args[0]), places.raw(args[1])
-    if a.which is not None or (a.turned and b.turned):
-        a = places.value(args[0])
-    if not a.like.rows or not b.like.rows or a.like.merged != b.like.merged:
-        raise Refused
-    *several, many, inner = b.like.tail
-    out = places.values[x] = places.out(x)
-    which, how = b.which or At(), At(at=1 if a.turned else 2 if b.turned else 0)
-    places.add(
-        *(Op.MATRICES, out, a.at, b.at, which, At(at=b.of), how),
-        many=many,
-        inner=inner,
-        number=math.prod(several),
-    )
-
-
-def _turn(places: Places, x: fx.Node) -> None:
-    """Axes within a row change places: the last two when somebody reads them in order."""
-    args: Any = x.args
-    source, like = places.raw(args[0]), like_of(x)
-    tail = source.like.tail
-    if not source.like.rows or not like.rows:
-        raise Refused
-    moved = _moved(x, source.like)
-    real = [d for d in moved if tail[d] != 1]
-    ends = [len(tail) - 1, len(tail) - 2]
-    if source.turned and moved[-2:] != ends:
-        source = places.value(args[0])
-    if moved[-2:] == ends and moved[:-2] == list(range(len(tail) - 2)) and 1 not in tail[-2:]:
-        places.values[x] = replace(source, like=like, turned=not source.turned)
-        return
-    if real == sorted(real):
-        places.values[x] = replace(source, like=like)
-        return
-    source = places.value(args[0])
-    before, many, inner = _swapped(real)
-    sizes = [math.prod(tail[d] for d in some) for some in (many, inner)]
-    rest = [d for d in real if d not in (*before, *many, *inner)]
-    out = places.values[x] = places.out(x)
-    number = math.prod(tail[d] for d in rest)
-    places.add(Op.TURN, out, source.at, many=sizes[0], inner=sizes[1], number=number)
-
-
 def seen(x: fx.Node) -> fx.Node:
     """What makes the numbers that x has, if they lie in one order in both; else x."""
     chain, source = [], x
-    while source.target in _RESHAPES or source.target in TURNS:
+    while source.target in RESHAPES or source.target in TURNS:
         chain.append(source)
         source = cast("fx.Node", source.args[0])
     likes = [y.meta.get("like") for y in (source, *chain)]
@@ -489,45 +329,9 @@ def seen(x: fx.Node) -> fx.Node:
     order = torch.arange(like_of(x).width).reshape(like_of(source).tail)
     for y in reversed(chain):
         if y.target in TURNS:
-            order = order.permute(_moved(y, like_of(cast("fx.Node", y.args[0]))))
+            order = order.permute(moved_axes(y, like_of(cast("fx.Node", y.args[0]))))
         order = order.reshape(like_of(y).tail)
     return source if torch.equal(order.flatten(), torch.arange(order.numel())) else x
-
-
-def _moved(x: fx.Node, like: Like) -> list[int]:
-    """Which axes of the tail of what it turns come one after the other."""
-    order = _order(x, len(like.tail) + (not like.merged))
-    if order[0] != 0:
-        raise Refused
-    return [0, *order[1:]] if like.merged else [d - 1 for d in order[1:]]
-
-
-def _order(x: fx.Node, rank: int) -> list[int]:
-    """Which axes come one after the other."""
-    args: Any = x.args
-    if x.target is aten.permute.default:
-        return [d % rank for d in args[1]]
-    order = list(range(rank))
-    one, other = (d % rank for d in args[1:])
-    order[one], order[other] = other, one
-    return order
-
-
-def _swapped(order: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """Axes that stay before, and neighbours that change places with those after them.
-
-    Raises:
-        Refused: They go other ways.
-    """
-    sorted_ = sorted(order)
-    first = next(k for k, d in enumerate(order) if d != sorted_[k])
-    at = order.index(sorted_[first])
-    inner = list(order[first:at])
-    many = [d for d in sorted_[first:] if d < inner[0]]
-    found = [*sorted_[:first], *inner, *many]
-    if list(order) != [*found, *sorted_[len(found) :]]:
-        raise Refused
-    return sorted_[:first], many, inner
 
 
 def _draw(places: Places, x: fx.Node) -> None:
@@ -551,31 +355,6 @@ def _zeros(places: Places, x: fx.Node) -> None:
         return
     out = places.values[x] = places.out(x)
     places.add(Op.ZERO, out)
-
-
-def _slice_back(places: Places, x: fx.Node) -> None:
-    args: Any = x.args
-    _, _, dim, start, _, step = args
-    like = like_of(x)
-    at = axis_of(like, dim)
-    start += like.tail[at] if start < 0 else 0
-    if step != 1 or start < 0:
-        raise Refused
-    out = places.values[x] = places.out(x)
-    places.add(Op.ZERO, out)
-    put(places, out, places.value(args[0]), at, start)
-
-
-def _select_back(places: Places, x: fx.Node) -> None:
-    args: Any = x.args
-    _, _, dim, index = args
-    like, piece = like_of(x), places.value(args[0])
-    at = axis_of(like, dim)
-    index = index + like.tail[at] if index < 0 else index
-    tail = (*like.tail[:at], 1, *like.tail[at + 1 :])
-    out = places.values[x] = places.out(x)
-    places.add(Op.ZERO, out)
-    put(places, out, replace(piece, like=replace(piece.like, tail=tail)), at, index)
 
 
 def _expand(places: Places, x: fx.Node) -> None:
@@ -607,48 +386,6 @@ def _same(places: Places, x: fx.Node) -> Value:
     return replace(source, like=like)
 
 
-def _slice(places: Places, x: fx.Node) -> Value:
-    args: Any = x.args
-    source, dim = places.held(args[0]), args[1] if len(args) > 1 else 0
-    like = like_of(x)
-    if not source.like.rows or not like.rows or len(args) > 4:
-        raise Refused
-    if dim == 0 and like.tail == source.like.tail:
-        return source
-    at, start = axis_of(source.like, dim), args[2] if len(args) > 2 else None
-    if not isinstance(start, int | None):
-        raise Refused
-    start = start or 0
-    size = source.like.tail[at]
-    return part(places, x, source, at, max(start + size, 0) if start < 0 else min(start, size))
-
-
-def _select(places: Places, x: fx.Node) -> Value:
-    args: Any = x.args
-    source, like = places.held(args[0]), like_of(x)
-    at, index = axis_of(source.like, args[1]), args[2]
-    tail = source.like.tail
-    one = replace(like, tail=(*tail[:at], 1, *tail[at + 1 :]))
-    found = part(places, x, source, at, index + tail[at] if index < 0 else index, one)
-    return replace(found, like=like)
-
-
-def _split(places: Places, x: fx.Node) -> list[Value | None]:
-    args: Any = x.args
-    source, dim = places.held(args[0]), args[2] if len(args) > 2 else 0
-    at = axis_of(source.like, dim)
-    tail, sizes = source.like.tail, args[1]
-    if isinstance(sizes, int):
-        sizes = [min(sizes, tail[at] - k) for k in range(0, tail[at], sizes)]
-    items, first = places.items(x), 0
-    found: list[Value | None] = [None] * len(sizes)
-    for k, size in enumerate(sizes):
-        if k in items:
-            found[k] = part(places, items[k], source, at, first)
-        first += size
-    return found
-
-
 def _item(places: Places, x: fx.Node) -> Value:
     args: Any = x.args
     found = places.values.get(args[0])
@@ -659,39 +396,16 @@ def _item(places: Places, x: fx.Node) -> Value:
 
 
 _Way = Callable[[Places, fx.Node], Any]
-_RESHAPES: Final = (
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.clone.default,
-    torch.flatten,
-)
-TURNS: Final = (aten.transpose.int, aten.permute.default)
 VIEWS: Final[Mapping[Any, _Way]] = {
-    **dict.fromkeys(_RESHAPES, _same),
-    aten.slice.Tensor: _slice,
-    aten.select.int: _select,
+    **dict.fromkeys(RESHAPES, _same),
+    **PARTS,
     aten._to_copy.default: convert_dtype,
-    aten.split.Tensor: _split,
-    aten.unsafe_split.Tensor: _split,
-    aten.split_with_sizes.default: _split,
     operator.getitem: _item,
 }
 SHARING: Final = {*VIEWS, *TURNS, aten.expand.default}
 """What may lie in another's place."""
 _WAYS: Final[Mapping[Any, _Way]] = {
-    affine: lambda places, x: _product(places, x, turned=False),
-    times: lambda places, x: _product(places, x, turned=True),
-    affine_columns: lambda places, x: _product(places, x, turned=False, columns=_columns(x)),
-    times_columns: lambda places, x: _product(places, x, turned=True, columns=_columns(x)),
-    looked_up: _looked_up,
-    aten.embedding.default: _embed,
-    aten.eye.default: _eye,
     drawn: _draw,
-    aten.cat.default: _cat,
     aten.sum.default: lambda places, x: _sum(places, x, mean=False),
     aten.sum.dim_IntList: lambda places, x: _sum(places, x, mean=False),
     aten.mean.dim: lambda places, x: _sum(places, x, mean=True),
@@ -706,8 +420,6 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     aten.scalar_tensor.default: _scalar,
     aten.clamp_min.Tensor: _at_least,
     aten.fill.Scalar: _full,
-    aten.bmm.default: _matrices,
-    **dict.fromkeys(TURNS, _turn),
     aten.native_layer_norm.default: _norm,
     aten.native_layer_norm_backward.default: _norm_back,
     aten.threshold_backward.default: _threshold,
@@ -716,16 +428,15 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     aten.zeros_like.default: _zeros,
     aten.empty_like.default: _zeros,
     aten.new_zeros.default: _zeros,
-    aten.slice_backward.default: _slice_back,
-    aten.select_backward.default: _select_back,
-    aten.flip.default: flip,
-    aten.cumsum.default: cumulate,
     aten.expand.default: _expand,
+    **EMBEDDINGS,
     **INTEGERS,
+    **MATMUL,
+    **WHOLES,
 }
 _SEVERAL: Final = {
-    *(*_RESHAPES, *TURNS, *ONE, *TWO, *NUMBERS, *NUMBERED),
-    *(affine, times, affine_columns, times_columns, aten.bmm.default, aten.expand.default),
+    *(*RESHAPES, *MATMUL, *ONE, *TWO, *NUMBERS, *NUMBERED),
+    aten.expand.default,
 }
 """What knows of several rows for each row, or does not care."""
 _SCALARS_READ: Final = {aten.where.self, aten.clamp_min.Tensor}

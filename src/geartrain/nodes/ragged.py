@@ -20,8 +20,8 @@ from geartrain.frames.message import Gradient, Payload
 from geartrain.native.calls import SeveralForm
 from geartrain.nodes.choice import Experience
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.held import Recalled
 from geartrain.nodes.inside import Inside
-from geartrain.nodes.memory import Recalled
 
 
 class AbstractRaggedProgram(ABC):

@@ -25,9 +25,10 @@ from geartrain.frames.message import Gradient, IntArray, Payload, distinct
 from geartrain.native.calls import SeveralForm
 from geartrain.nodes.call import as_payload, differentiate, own_integers, run_module
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.held import Recalled
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel, gathered
-from geartrain.nodes.memory import ReadAgain, Recalled
+from geartrain.nodes.memory import ReadAgain
 from geartrain.nodes.payload import Recompute
 from geartrain.nodes.ragged import AbstractRaggedChoice, AbstractRaggedProgram
 

@@ -40,8 +40,8 @@ from geartrain.nn.structure import Structure
 from geartrain.nodes.call import as_payload, differentiate, run_module
 from geartrain.nodes.choice import UNDECIDED
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.held import Recalled
 from geartrain.nodes.inside import Inside
-from geartrain.nodes.memory import Recalled
 from geartrain.nodes.ragged import AbstractRaggedChoice, AbstractRaggedProgram, RaggedModule
 
 log = logging.getLogger("geartrain.nn")

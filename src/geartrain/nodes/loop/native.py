@@ -23,8 +23,9 @@ from torch import Tensor
 from geartrain.errors import ProtocolError, WorkerError
 from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.native import calls, library, pool
-from geartrain.native.calls import CallForm, Home, SeveralForm, pointer
+from geartrain.native.calls import CallForm, Home, SeveralForm
 from geartrain.native.fused import LACKING
+from geartrain.native.rows import pointer
 from geartrain.native.sums import GradientCall
 from geartrain.nodes.call import read_columns
 from geartrain.nodes.chance import row_seeds
@@ -66,7 +67,7 @@ _MUCH: Final = 1 << 16
 _WHY: Final = {
     1: IndexError(LACKING),
     2: MemoryError("no memory for what a kernel computes in between"),
-    3: ProtocolError("a row is read that is not there"),
+    3: ProtocolError("a row is read that is not there, or a step would never end"),
 }
 
 

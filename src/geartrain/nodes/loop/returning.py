@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from geartrain.frames.message import IntArray, distinct, join_arrays
-from geartrain.native.calls import pointer
-from geartrain.native.rows import take
+from geartrain.native.rows import pointer, take
 from geartrain.native.sums import GradientCall
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.loop.buffers import FiringTensors

@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from geartrain.frames.message import IntArray, join_arrays, ragged_index
-from geartrain.native.calls import ROWS, AbstractSeveralFound, Lies, pointer
-from geartrain.native.rows import take
+from geartrain.native.calls import ROWS, AbstractSeveralFound, Lies
+from geartrain.native.rows import pointer, take
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.returning import rows_of_calls

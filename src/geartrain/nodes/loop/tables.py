@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.native import calls, pool
-from geartrain.native.calls import SEEDS, CallForm, Home, RowsLearnt, RowsOf, pointer
+from geartrain.native.calls import SEEDS, CallForm, Home, RowsLearnt, RowsOf
+from geartrain.native.rows import pointer
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.reads import Read, ReadTensor
 

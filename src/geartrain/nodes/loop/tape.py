@@ -25,6 +25,7 @@ from geartrain.errors import GeartrainError, GraphError, WorkerError
 from geartrain.frames.message import INSTANCE, Gradient, IntArray, Payload, distinct
 from geartrain.nodes.call import as_payload, differentiate, own_integers, run_module
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.held import Held, Recalled
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.numbers import consecutive, counted
@@ -32,7 +33,7 @@ from geartrain.nodes.loop.pieces import TapeTensors
 from geartrain.nodes.loop.plan import Called, CallStage
 from geartrain.nodes.loop.stories import story_of
 from geartrain.nodes.loop.turn import Got, Inner, KeptCall, Turn, wanted_of
-from geartrain.nodes.memory import AbstractMemoryKernel, Held, Recalled
+from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.payload import Recompute
 from geartrain.nodes.remembering import Remembering, RememberingRead, versions_of
 from geartrain.nodes.weights import AbstractWeights

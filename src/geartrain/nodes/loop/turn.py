@@ -17,12 +17,13 @@ from geartrain.frames.message import INSTANCE, Backward, Gradient, IntArray, Pay
 from geartrain.nodes.call import Call
 from geartrain.nodes.choice import AbstractChoice
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.held import Held, Recalled
 from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, gathered
 from geartrain.nodes.loop.plan import Called, JointCall, LoopPlan
 from geartrain.nodes.loop.tensors import AbstractTensors
 from geartrain.nodes.loop.values import AbstractValue
-from geartrain.nodes.memory import AbstractMemoryKernel, Held, Recalled
+from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import Place
 from geartrain.nodes.remembering import Recorded, Remembering, RememberingRead
 from geartrain.nodes.weights import AbstractWeights
