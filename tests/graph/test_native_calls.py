@@ -17,10 +17,10 @@ from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph, Stream
 from geartrain.native import calls, library, sums
 from geartrain.nodes.loop import native
+from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.module import NativeKept
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loop.reads import Read
-from geartrain.nodes.loop.tables import CallLayout
 from geartrain.nodes.loop.turn import KeptCall
 from tests.rigs.called import (
     CASES,

@@ -18,7 +18,7 @@ from geartrain.frames.message import Payload
 from geartrain.native import calls, library, sums
 from geartrain.native.ragged import RaggedSteps
 from geartrain.native.sums import SumsById
-from geartrain.nn.program import Operands
+from geartrain.nn.operands import Operands
 from geartrain.nn.ragged.choice import DerivedRagged
 from geartrain.nn.ragged.derivation import derive_inside, derive_memory
 from geartrain.nn.ragged.program import RaggedProgram

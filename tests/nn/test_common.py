@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from geartrain.nn.derivation import derive
-from geartrain.nn.program import Operands, Program
+from geartrain.nn.operands import Operands
+from geartrain.nn.program import Program
 from geartrain.nodes.gradient import GradientSum
 
 N, D = 23, 8

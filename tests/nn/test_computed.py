@@ -13,7 +13,8 @@ from torch.nn.utils import parametrizations
 
 from geartrain.native.steady import steady
 from geartrain.nn.derivation import derive
-from geartrain.nn.program import Operands, Program
+from geartrain.nn.operands import Operands
+from geartrain.nn.program import Program
 from geartrain.nodes.gradient import GradientSum
 
 WIDTH, N = 4, 7

@@ -13,7 +13,8 @@ from torch.nn import functional
 from geartrain.native.fused import At, Op, Step, Steps
 from geartrain.nn.derivation import derive
 from geartrain.nn.draws import ones_of, seeded_by
-from geartrain.nn.program import Operands, Program
+from geartrain.nn.operands import Operands
+from geartrain.nn.program import Program
 from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.gradient import GradientSum
 

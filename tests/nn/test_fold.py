@@ -18,7 +18,8 @@ from geartrain.native.steady import steady
 from geartrain.native.sums import multiply_sums
 from geartrain.nn.derivation import derive
 from geartrain.nn.fused import Pair
-from geartrain.nn.program import Operands, Program, Programs
+from geartrain.nn.operands import Operands
+from geartrain.nn.program import Program, Programs
 from geartrain.nodes.gradient import GradientSum
 from geartrain.parts.part import PartState
 

@@ -16,7 +16,8 @@ from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
 from geartrain.native.steady import steady
 from geartrain.nn.derivation import derive
 from geartrain.nn.fused import PackedWeights
-from geartrain.nn.program import Operands, Program
+from geartrain.nn.operands import Operands
+from geartrain.nn.program import Program
 from geartrain.nn.steps import MOST_WEIGHTS
 from geartrain.nodes.gradient import GradientSum
 

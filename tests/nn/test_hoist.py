@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from geartrain.native import library
 from geartrain.nn.derivation import derive
-from geartrain.nn.program import Operands, Program
+from geartrain.nn.operands import Operands
+from geartrain.nn.program import Program
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.hoisted import Hoisted, hoisted
 from geartrain.nodes.kernel import AbstractKernel

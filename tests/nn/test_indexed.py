@@ -13,7 +13,8 @@ from torch.testing import assert_close
 from geartrain.errors import GraphError
 from geartrain.native.fused import Op
 from geartrain.nn.derivation import derive
-from geartrain.nn.program import Operands, Program
+from geartrain.nn.operands import Operands
+from geartrain.nn.program import Program
 from geartrain.nodes.gradient import GradientSum
 from tests.nn.test_fused import _ops
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from geartrain.nn.derivation import derive
-from geartrain.nn.program import Operands, Program
+from geartrain.nn.operands import Operands
+from geartrain.nn.program import Program
 from tests.rigs.rowwise import Rowwise, assert_as_autograd, in_c
 
 N, D = 7, 6

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 import geartrain as gt
 from geartrain.errors import GraphError, ProtocolError
-from geartrain.nn.program import Operands
+from geartrain.nn.operands import Operands
 from geartrain.nn.ragged import choice
 from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
 from geartrain.nn.ragged.derivation import derive_inside, derive_memory

@@ -14,7 +14,8 @@ from torch.testing import assert_close
 
 from geartrain.native.steady import steady
 from geartrain.nn.derivation import derive
-from geartrain.nn.program import Operands, Program
+from geartrain.nn.operands import Operands
+from geartrain.nn.program import Program
 from geartrain.nodes.gradient import GradientSum
 
 N, K, D, HEADS = 9, 3, 8, 2

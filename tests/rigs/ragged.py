@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from geartrain.nn.program import Operands
+from geartrain.nn.operands import Operands
 from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
 from geartrain.nn.ragged.derivation import derive_inside, derive_memory
 from geartrain.nn.ragged.program import RaggedProgram

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.nn.derivation import derive
-from geartrain.nn.program import Operands, Program
+from geartrain.nn.operands import Operands
+from geartrain.nn.program import Program
 from geartrain.nodes.gradient import GradientSum
 
 

@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from geartrain.frames.message import Gradient, Payload
 from geartrain.native import operations
-from geartrain.nn.program import Operands, Program
+from geartrain.nn.operands import Operands
+from geartrain.nn.program import Program
 from geartrain.nn.registry import REGISTRY, Known, kind_of
 from geartrain.nn.structure import Structure
 from geartrain.nodes.choice import UNDECIDED, AbstractChoice, Experience

@@ -20,7 +20,9 @@ from geartrain.errors import GraphError
 from geartrain.frames.message import Payload
 from geartrain.nn.computed import apart
 from geartrain.nn.counted import SIZES, Function
-from geartrain.nn.program import Cut, Operands, Program
+from geartrain.nn.cut import Cut
+from geartrain.nn.operands import Operands
+from geartrain.nn.program import Program
 from geartrain.nn.split import TraceSplit, split
 from geartrain.nn.structure import Structure
 from geartrain.nodes.call import arguments, as_payload

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from geartrain.errors import GraphError, ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload
-from geartrain.nn.program import Operands, Program
+from geartrain.nn.operands import Operands
+from geartrain.nn.program import Program
 from geartrain.nn.registry import REGISTRY, kind_of
 from geartrain.nn.structure import Structure, modules_of
 from geartrain.nodes.gradient import GradientSum

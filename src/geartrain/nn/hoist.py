@@ -20,8 +20,10 @@ from torch import Tensor, fx
 from geartrain.errors import GraphError
 from geartrain.nn.computed import forward_of
 from geartrain.nn.counted import PRODUCTS, SIZES, CountedGraph, Function, needed_by
+from geartrain.nn.cut import HoistedCuts
 from geartrain.nn.derivation import Derivation, call_of, guarded, made, own_copy, sample
-from geartrain.nn.program import HoistedCuts, Operands, Program
+from geartrain.nn.operands import Operands
+from geartrain.nn.program import Program
 from geartrain.nn.record import draws
 from geartrain.nodes.hoisted import Hoisted
 from geartrain.nodes.kernel import AbstractKernel

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias, cast, final
 
@@ -12,100 +11,22 @@ from torch import Tensor, nn
 
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload, join_arrays
-from geartrain.frames.tables import sparse_tables
 from geartrain.native.calls import CallForm, RowsLearnt
 from geartrain.native.fused import available
 from geartrain.native.rows import take
 from geartrain.native.steady import firing
 from geartrain.native.sums import GradientCall
-from geartrain.nn.computed import ComputedOperands, ComputedWeights
+from geartrain.nn.computed import ComputedOperands
+from geartrain.nn.cut import Cut
 from geartrain.nn.draws import seeded_by
 from geartrain.nn.fused import PackedWeights, Pair, Routine, run_together
-from geartrain.nn.split import TraceSplit
+from geartrain.nn.operands import Operands
 from geartrain.nn.terms import Term
 from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, gathered
 from geartrain.nodes.looked_up import Lookup
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Programs for any function of one structure, and inputs of one kind.
-
-    Args:
-        parts: The programs.
-        inputs: How many it takes.
-        outputs: Each with no row.
-        private: Whether it reads tensors that belong to the one function that was traced.
-        computed: Weights that it computes of its weights: operands behind the others.
-        hoists: What it was cut into once more, by the inputs that were known before the others;
-            None: nothing is to be gained.
-    """
-
-    parts: TraceSplit
-    inputs: int
-    outputs: tuple[Tensor, ...]
-    private: bool
-    computed: ComputedWeights | None = None
-    hoists: dict[frozenset[int], HoistedCuts | None] = field(default_factory=dict, compare=False)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class HoistedCuts:
-    """One program as two: what some inputs decide, and the rest.
-
-    Args:
-        early: Of some inputs; its outputs are the first inputs of the other.
-        late: Of those and of other inputs.
-        early_reads, late_reads: Which of the inputs.
-    """
-
-    early: Cut
-    late: Cut
-    early_reads: tuple[int, ...]
-    late_reads: tuple[int, ...]
-
-
-@final
-class Operands:
-    """The weights and buffers of a function, in the order in which programs take them.
-
-    Attributes:
-        names: Of each one the first name.
-        sparse: Whether its gradient is asked for as rows.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._owners: list[tuple[dict[str, Any], str]] = []
-        self._known: tuple[int, list[Tensor]] = 0, []  # for the length of a firing
-        self.names: list[str] = []
-        self.sparse: list[bool] = []
-        if not isinstance(function, nn.Module):
-            return
-        seen: set[int] = set()
-        sparse = {id(table) for table in sparse_tables(function)}
-        for path, inner in function.named_modules():
-            for owner in (inner._parameters, inner._buffers):
-                for name, x in owner.items():
-                    if x is None or id(x) in seen:
-                        continue
-                    seen.add(id(x))
-                    self._owners.append((cast("dict[str, Any]", owner), name))
-                    self.names.append(f"{path}.{name}" if path else name)
-                    self.sparse.append(id(x) in sparse)
-
-    def tensors(self) -> list[Tensor]:
-        """Those of now, not to be written to."""
-        number, known = firing.number, self._known
-        if number and number == known[0]:
-            return known[1]
-        found = [owner[name] for owner, name in self._owners]
-        self._known = number, found
-        return found
 
 
 @final

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError
+from geartrain.nn.cut import Cut
 from geartrain.nn.derivation import RestlessError
 from geartrain.nn.derivation import derive as derive
-from geartrain.nn.program import Cut
 from geartrain.nn.structure import Same, Structure
 from geartrain.nodes.kernel import may_have_kernel
 

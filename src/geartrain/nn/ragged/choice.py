@@ -29,7 +29,7 @@ from geartrain.native.calls import SeveralForm
 from geartrain.native.fused import available
 from geartrain.native.steady import firing
 from geartrain.nn.auto import FIRINGS, LARGE_FIRINGS, LARGE_ROWS, ROWS, UNCLEAR, WORTH
-from geartrain.nn.program import Operands
+from geartrain.nn.operands import Operands
 from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
 from geartrain.nn.ragged.cut import RaggedCut
 from geartrain.nn.ragged.derivation import derive_inside, derive_memory

@@ -19,8 +19,8 @@ from geartrain.errors import GraphError
 from geartrain.frames.message import Payload
 from geartrain.native.fused import available
 from geartrain.nn.derivation import compare, learns, own_copy, sample
+from geartrain.nn.operands import Operands
 from geartrain.nn.places import Refused
-from geartrain.nn.program import Operands
 from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
 from geartrain.nn.ragged.cut import Cutter, RaggedCut
 from geartrain.nn.ragged.lower import Lowering

@@ -15,7 +15,7 @@ from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.native.fused import packed
 from geartrain.native.steady import firing
-from geartrain.nn.program import Operands
+from geartrain.nn.operands import Operands
 from geartrain.nn.ragged.cut import RaggedCut, RaggedTerm, Tensors
 from geartrain.nn.ragged.routine import RaggedRoutine
 from geartrain.nn.ragged.values import Buffer

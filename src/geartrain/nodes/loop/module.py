@@ -10,10 +10,11 @@ from torch import Tensor
 from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.native.calls import SEEDS, Home
 from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.loop.arenas import RowMemory
 from geartrain.nodes.loop.buffers import FiringTensors
+from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.plan import RowNumbers
 from geartrain.nodes.loop.several import SeveralModule
-from geartrain.nodes.loop.tables import CallLayout, RowMemory
 from geartrain.nodes.loop.turn import Inner, KeptCall
 from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.weights import AbstractWeights

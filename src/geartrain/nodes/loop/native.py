@@ -32,6 +32,7 @@ from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.hoisting import Hoists, call_in_two, shared_rows
+from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.module import NativeKept, TurnModule
 from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, StoreStage, joined
 from geartrain.nodes.loop.reads import Read, ReadTensor
@@ -39,7 +40,7 @@ from geartrain.nodes.loop.returning import Returning
 from geartrain.nodes.loop.several import SeveralLayout, SeveralModule
 from geartrain.nodes.loop.several_returning import SeveralReturning
 from geartrain.nodes.loop.stories import story_of
-from geartrain.nodes.loop.tables import AnyLayout, CallLayout, Tables
+from geartrain.nodes.loop.tables import AnyLayout, Tables
 from geartrain.nodes.loop.turn import Got, Inner, Turn
 from geartrain.nodes.loop.updates import Updates
 from geartrain.nodes.remembering import Remembering, RememberingRead

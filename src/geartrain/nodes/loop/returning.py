@@ -14,9 +14,10 @@ from geartrain.frames.message import IntArray, distinct, join_arrays
 from geartrain.native.rows import pointer, take
 from geartrain.native.sums import GradientCall
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.loop.arenas import RowMemory
 from geartrain.nodes.loop.buffers import FiringTensors
+from geartrain.nodes.loop.layout import Lying, LyingPair
 from geartrain.nodes.loop.module import TurnModule
-from geartrain.nodes.loop.tables import Lying, LyingPair, RowMemory
 from geartrain.nodes.loop.turn import Got
 from geartrain.nodes.loop.updates import Updates
 

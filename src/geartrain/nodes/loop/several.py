@@ -28,10 +28,11 @@ from geartrain.native.calls import (
 from geartrain.native.rows import pointer
 from geartrain.nodes.held import Recalled
 from geartrain.nodes.inside import look_inside
+from geartrain.nodes.loop.arenas import Block, RowMemory
 from geartrain.nodes.loop.buffers import FiringTensors
+from geartrain.nodes.loop.layout import Table, key_of, kinds_of, read_words
 from geartrain.nodes.loop.plan import RowNumbers
 from geartrain.nodes.loop.reads import Read, ReadTensor
-from geartrain.nodes.loop.tables import Block, RowMemory, Table, key_of, kinds_of, read_words
 from geartrain.nodes.loop.turn import Inner, KeptCall
 from geartrain.nodes.remembering import Remembering, RememberingRead
 from geartrain.nodes.weights import AbstractWeights

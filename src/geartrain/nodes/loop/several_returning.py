@@ -13,10 +13,10 @@ from geartrain.frames.message import IntArray, join_arrays, ragged_index
 from geartrain.native.calls import ROWS, AbstractSeveralFound, Lies
 from geartrain.native.rows import pointer, take
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.loop.arenas import RowMemory
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.returning import rows_of_calls
 from geartrain.nodes.loop.several import SeveralModule
-from geartrain.nodes.loop.tables import RowMemory
 from geartrain.nodes.loop.turn import Got
 from geartrain.nodes.loop.updates import Updates
 

@@ -1,0 +1,49 @@
+"""What programs of a function take besides its rows: its weights and buffers, as they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast, final
+
+from torch import Tensor, nn
+
+from geartrain.frames.tables import sparse_tables
+from geartrain.native.steady import firing
+
+
+@final
+class Operands:
+    """The weights and buffers of a function, in the order in which programs take them.
+
+    Attributes:
+        names: Of each one the first name.
+        sparse: Whether its gradient is asked for as rows.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._owners: list[tuple[dict[str, Any], str]] = []
+        self._known: tuple[int, list[Tensor]] = 0, []  # for the length of a firing
+        self.names: list[str] = []
+        self.sparse: list[bool] = []
+        if not isinstance(function, nn.Module):
+            return
+        seen: set[int] = set()
+        sparse = {id(table) for table in sparse_tables(function)}
+        for path, inner in function.named_modules():
+            for owner in (inner._parameters, inner._buffers):
+                for name, x in owner.items():
+                    if x is None or id(x) in seen:
+                        continue
+                    seen.add(id(x))
+                    self._owners.append((cast("dict[str, Any]", owner), name))
+                    self.names.append(f"{path}.{name}" if path else name)
+                    self.sparse.append(id(x) in sparse)
+
+    def tensors(self) -> list[Tensor]:
+        """Those of now, not to be written to."""
+        number, known = firing.number, self._known
+        if number and number == known[0]:
+            return known[1]
+        found = [owner[name] for owner, name in self._owners]
+        self._known = number, found
+        return found

@@ -1,0 +1,90 @@
+"""Memory for rows of several tensors, in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Final, final
+
+import torch
+from torch import Tensor
+
+from geartrain.native import pool
+
+_LINE: Final = 64
+"""Bytes: each tensor of an arena begins at a multiple."""
+
+
+@final
+class Block:
+    """A tensor of an arena.
+
+    Args:
+        dtype, tail: Its dtype, and its shape after the rows.
+    """
+
+    __slots__ = ("dtype", "entries", "row", "strides", "tail")
+
+    def __init__(self, dtype: torch.dtype, tail: tuple[int, ...]) -> None:
+        self.dtype, self.tail = dtype, tail
+        self.strides = torch.empty((0, *tail)).stride()
+        self.entries = prod(tail)
+        self.row = self.entries * dtype.itemsize
+        """Bytes."""
+
+
+@final
+class RowMemory:
+    """Memory for some rows of several tensors.
+
+    Args:
+        blocks: They.
+        rows: How many each has room for.
+        passing: Others behind them.
+        most: Rows that each of those has room for.
+    """
+
+    __slots__ = ("_blocks", "_memory", "_typed", "begins", "pointers", "rows")
+
+    def __init__(
+        self, blocks: Sequence[Block], rows: int, passing: Sequence[Block] = (), most: int = 0
+    ) -> None:
+        self._blocks, self.rows = blocks, rows
+        self.begins, total = [], 0
+        for block in blocks:
+            self.begins.append(total)
+            size = rows * block.row
+            total += size + -size % _LINE
+        for block in passing:
+            self.begins.append(total)
+            size = most * block.row
+            total += size + -size % _LINE
+        self._memory = pool.shared.empty((total,), torch.uint8)
+        self._typed = {torch.uint8: self._memory}
+        at = self._memory.data_ptr()
+        self.pointers = [at + begin for begin in self.begins]
+        """Of each tensor."""
+
+    def view(self, k: int, first: int, n: int) -> Tensor:
+        """n rows of a tensor."""
+        block = self._blocks[k]
+        typed = self._typed.get(block.dtype)
+        if typed is None:
+            typed = self._typed[block.dtype] = self._memory.view(block.dtype)
+        begin = self.begins[k] // block.dtype.itemsize + first * block.entries
+        return typed.as_strided((n, *block.tail), block.strides, begin)
+
+    def grown(self, rows: int, used: int) -> RowMemory:
+        """A larger one, with the rows that have been used."""
+        found = RowMemory(self._blocks, rows)
+        for k in range(len(self._blocks)):
+            found.view(k, 0, used).copy_(self.view(k, 0, used))
+        return found
+
+    def nbytes(self) -> int:
+        """Of all."""
+        return self._memory.nbytes
+
+    def tensors(self) -> list[Tensor]:
+        """The memory."""
+        return [self._memory]

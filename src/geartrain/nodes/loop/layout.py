@@ -1,0 +1,433 @@
+"""How C calls one module of a loop: where its rows lie, who reads and writes them; its words."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from math import prod
+from typing import Final, Literal, NamedTuple, TypeAlias, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from geartrain.native import calls
+from geartrain.native.calls import SEEDS, CallForm, Home, RowsLearnt, RowsOf
+from geartrain.native.rows import pointer
+from geartrain.nodes.loop.arenas import Block, RowMemory
+from geartrain.nodes.loop.buffers import FiringTensors
+from geartrain.nodes.loop.reads import Read, ReadTensor
+
+Table: TypeAlias = NDArray[np.int64]
+Like: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
+"""Dtype, and shape after the rows."""
+
+_HOWS: Final = {"row": 0, "sum": 1, "mean": 2, "member": 3}
+MOST_COLUMNS: Final = 63
+"""Tensors of a payload: which of them have got gradients are the bits of a number."""
+
+
+def _row_bytes(x: Tensor) -> int:
+    found: int = x.stride(0) * x.itemsize if x.ndim > 1 else x.itemsize
+    return found
+
+
+def read_words(
+    read: Read, source: Tensor, row: int, kind: RowsOf, back: RowsOf, mask: int
+) -> tuple[int, ...]:
+    """A read as C has it, but for what is written anew.
+
+    Args:
+        read: It.
+        source: Where the rows lie that it reads.
+        row: Bytes from row to row of what is made.
+        kind, back: Whose rows these are, and those of its gradient.
+        mask: The outputs that the gradient comes from, as bits; 0: it has none.
+    """
+    size = source.itemsize
+    return (
+        *(_HOWS[read.how], read.number if mask else -1, read.column),
+        *(read.many, read.parts, read.width * size, _row_bytes(source) // read.parts),
+        *(read.at * size, 0, 0, row, read.into * size, kind, 0, back, mask, 0),
+    )
+
+
+class Lying(NamedTuple):
+    """Where something that a weight learns of has its rows.
+
+    Args:
+        how: Made on the way back, of the module's own before that, of the value that it makes, or
+            of the gradient of that.
+        number: Which.
+        row: Bytes.
+    """
+
+    how: Literal["made", "own", "output", "tangent"]
+    number: int
+    row: int
+
+    @property
+    def of_value(self) -> bool:
+        """Whether rows are where those of the value are, and not those of the module."""
+        return self.how in ("output", "tangent")
+
+
+class LyingPair(NamedTuple):
+    """Rows that are multiplied, or, with nothing on the right, added up.
+
+    Args:
+        left, right: They.
+        many: Of each row of the module; 0: they are not such as C could read.
+    """
+
+    left: Lying
+    right: Lying | None
+    many: int
+
+
+_APART: Final = LyingPair(Lying("own", 0, 0), None, 0)
+
+
+@final
+class CallLayout:
+    """How C calls one module of a loop.
+
+    Args:
+        form: The module's programs.
+        tensors: What its payload is made of, in the first of its calls.
+        columns: Tensors like the columns that it reads besides.
+        into: The value that it makes rows of.
+        held: Where the rows lie that it reads.
+        as_asked: Whether all of it is rows of a stored value with the numbers that are asked for.
+
+    Attributes:
+        possible: Whether C can call it.
+        blocks: Of the arena of a turn: inputs, and what the forward makes for itself.
+        back_blocks: Of that of the way back: what weights get.
+        passing_blocks: Of one call on the way back: what inputs get, which is added up at once.
+    """
+
+    def __init__(
+        self,
+        form: CallForm,
+        tensors: Sequence[ReadTensor],
+        columns: Sequence[Tensor],
+        into: int,
+        held: FiringTensors,
+        *,
+        as_asked: bool,
+    ) -> None:
+        self.form, self.into, self.as_asked = form, into, as_asked
+        self.payload = len(tensors)
+        self.key = key_of(tensors)
+        self.kinds = kinds_of(tensors, columns)
+        self._copied = dict(form.copies)
+        self._pairs: dict[tuple[int, int | None], LyingPair] = {}
+        self.possible = self._fits() and self._is_told(tensors, held)
+        if self.possible:
+            self._lay_out(tensors, held)
+
+    def _fits(self) -> bool:
+        form, kinds = self.form, self.kinds
+        if len(kinds) != form.inputs or any(i >= self.payload for i in self._copied.values()):
+            return False
+        for k, _, width, dtype in form.forward.given:
+            if self._home(k) == SEEDS:
+                continue
+            mine, tail = kinds[k - form.operands]
+            if mine is not dtype or prod(tail) != width:
+                return False
+        return all(kinds[i][0] is form.dtype for i in form.gradients)
+
+    def _home(self, k: int) -> Home:
+        """Of an argument of the forward, behind the operands."""
+        i = k - self.form.operands
+        return ("input", i) if i < self.form.inputs else SEEDS
+
+    def _is_told(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> bool:
+        """Whether C can be told what is read: columns are bits, and it adds up one dtype."""
+        widths = [len(self.form.outputs)]
+        for t in tensors:
+            widths += [len(held.likes(r.number) or ()) for r in t.reads]
+            if t.dtype is not self.form.dtype and any(r.how != "row" for r in t.reads):
+                return False
+        return max(widths) <= MOST_COLUMNS
+
+    def _lay_out(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> None:
+        form = self.form
+        asked = {k - form.operands for k, *_ in form.forward.given}
+        asked |= {i for how, i in form.residuals if how == "input"}
+        asked |= set(form.gradients) - set(self._copied.values())
+        self._asked = [i for i in range(self.payload) if i in asked]
+        self.columns = [i for i in range(self.payload, len(self.kinds)) if i in asked]
+        own = sorted({m for how, m in form.homes if how == "own"})
+        self.block: dict[Home, int] = {}
+        self.blocks: list[Block] = []
+        for i in (*self._asked, *self.columns):
+            self.block["input", i] = len(self.blocks)
+            self.blocks.append(Block(*self.kinds[i]))
+        if form.draws:
+            self.block[SEEDS] = len(self.blocks)
+            self.blocks.append(Block(torch.int64, ()))
+        for m in own:
+            self.block["own", m] = len(self.blocks)
+            self.blocks.append(Block(form.dtype, form.forward.made[m][1]))
+        self._lay_out_forward()
+        self._lay_out_reads(tensors, held)
+        self._lay_out_backward()
+
+    def _static(self, home: Home) -> tuple[RowsOf, int]:
+        """Whose rows a tensor has, and bytes from row to row."""
+        how, number = home
+        if how == "output":
+            return RowsOf.OF_VALUE, self._output_row(number)
+        return RowsOf.OF_MODULE, self.blocks[self.block[home]].row
+
+    def _output_row(self, j: int) -> int:
+        x = self.form.outputs[j]
+        return prod(x.shape[1:]) * x.itemsize
+
+    def _lay_out_forward(self) -> None:
+        form = self.form
+        slots: dict[int, Home] = {slot: self._home(k) for k, slot, *_ in form.forward.given}
+        for home, result in zip(form.homes, form.forward.results, strict=True):
+            if result < 0:
+                slots[form.forward.made[~result][0]] = home
+        self._slots = list(slots.items())
+        self._bases = np.zeros(form.forward.slots, np.int64)
+        self._strides, self._whose = np.zeros_like(self._bases), np.zeros_like(self._bases)
+        for slot, home in self._slots:
+            self._whose[slot], self._strides[slot] = self._static(home)
+
+    def _lay_out_reads(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> None:
+        pairs = self.arranged(tensors)
+        self._targets = [home for _, home in pairs]
+        self._sources = [(read.number, read.column, read.parts) for read, _ in pairs]
+        self.reads = np.zeros((len(pairs), calls.READ_WORDS), np.int64)
+        answers = self.form.gradients
+        for words, (read, home) in zip(self.reads, pairs, strict=True):
+            source = (held.likes(read.number) or ())[read.column]
+            kind, row = self._static(home)
+            how, i = home
+            if how == "output":  # an input that is nothing but copied has no other read
+                i = self._copied[i]
+            learns = read.learns and i in answers and (how == "input" or i not in self._asked)
+            mask = sum([1 << self.form.tangents[t] for t in answers[i]]) if learns else 0
+            words[:] = read_words(read, source, row, kind, RowsOf.FIXED, mask)
+        self.values = list(dict.fromkeys([self.into, *[v for v, _, _ in self._sources]]))
+        """Whose gradients the way back reads, or adds to."""
+        self._answered = [i if how == "input" else self._copied[i] for how, i in self._targets]
+
+    def _lay_out_backward(self) -> None:
+        form, routine = self.form, self.form.backward
+        self.back_blocks: list[Block] = []
+        self.passing_blocks: list[Block] = []
+        learnt = {~k for k in routine.results[len(form.gradients) :] if k < 0}
+        self._passes = [rows and m not in learnt for m, (*_, rows) in enumerate(routine.made)]
+        self._back_made: list[int] = []  # by what is made its block, or -1
+        for (_, tail, rows), passes in zip(routine.made, self._passes, strict=True):
+            blocks = self.passing_blocks if passes else self.back_blocks
+            self._back_made.append(len(blocks) if rows else -1)
+            if rows:
+                blocks.append(Block(form.dtype, tail))
+        every = (*self.blocks, *self.back_blocks, *self.passing_blocks)
+        self.row = sum([block.row for block in every])
+        """Bytes of a row of all memories."""
+        self._back_bases = np.zeros(routine.slots, np.int64)
+        self._back_strides = np.zeros_like(self._back_bases)
+        self._back_whose = np.zeros_like(self._back_bases)
+        for k, slot, *_ in routine.given:
+            self._back_whose[slot], self._back_strides[slot] = self._of_argument(k)
+        for m, (slot, tail, _) in enumerate(routine.made):
+            self._back_whose[slot] = self._kind_of_made(m)
+            self._back_strides[slot] = Block(form.dtype, tail).row
+        results = dict(zip(form.gradients, routine.results, strict=False))
+        self._back_of = results
+        for words, i in zip(self.reads, self._answered, strict=True):
+            if words[1] >= 0:
+                k = results[i]
+                words[14] = self._of_argument(k)[0] if k >= 0 else self._kind_of_made(~k)
+
+    def _kind_of_made(self, m: int) -> RowsOf:
+        """Whose rows something is that the backward makes."""
+        if not self.form.backward.made[m][2]:
+            return RowsOf.OF_UPDATE
+        return RowsOf.OF_CALL if self._passes[m] else RowsOf.OF_MODULE
+
+    def _of_argument(self, k: int) -> tuple[RowsOf, int]:
+        form = self.form
+        k -= form.operands
+        if k < len(form.residuals):
+            return self._static(form.residuals[k])
+        return RowsOf.OF_VALUE, self._output_row(form.tangents[k - len(form.residuals)])
+
+    def arranged(self, tensors: Sequence[ReadTensor]) -> list[tuple[Read, Home]]:
+        """What inputs, and outputs that are inputs, are made of, in the order of the table."""
+        found: list[tuple[Read, Home]] = []
+        for i in self._asked:
+            found += [(read, ("input", i)) for read in tensors[i].reads]
+        for j, i in self._copied.items():
+            found += [(read, ("output", j)) for read in tensors[i].reads]
+        return found
+
+    def holds(
+        self, form: CallForm, tensors: Sequence[ReadTensor], columns: Sequence[Tensor]
+    ) -> bool:
+        """Whether it is as it would be made now; if so it is of this form from now on."""
+        if not self.form.alike(form) or self.kinds != kinds_of(tensors, columns):
+            return False
+        self.form = form
+        return self.as_asked or self.key == key_of(tensors)
+
+    def write(self, words: Table) -> None:
+        """Write what stays of a module's words."""
+        form, n = self.form, calls.ROUTINE_WORDS
+        both = (self._bases, self._strides, self._whose)
+        words[:n] = (*form.forward.steps.words, *map(pointer, both), 0)
+        both = (self._back_bases, self._back_strides, self._back_whose)
+        words[n : 2 * n] = (*form.backward.steps.words, *map(pointer, both), 0)
+        apart = 0 if self.as_asked else 2
+        words[2 * n :] = (self.into, len(self.reads), apart, pointer(self.reads), 0, 0, 0)
+
+    def place(self, arena: RowMemory, held: FiringTensors) -> None:
+        """Write where everything lies that the forward reads and writes.
+
+        Args:
+            arena: Of the rows of this turn.
+            held: The tensors of the turn.
+        """
+        outputs, pointers, block = held.likes(self.into) or (), arena.pointers, self.block
+        bases = self.form.addresses(True).copy()
+
+        def at(home: Home) -> int:
+            how, number = home
+            return outputs[number].data_ptr() if how == "output" else pointers[block[home]]
+
+        for slot, home in self._slots:
+            bases[slot] = at(home)
+        self._bases[:] = bases
+        if self._targets:
+            sources = [((held.likes(v) or ())[c], parts) for v, c, parts in self._sources]
+            self.reads[:, calls.READ_LIMIT] = [x.shape[0] * parts for x, parts in sources]
+            self.reads[:, calls.READ_FROM] = [x.data_ptr() for x, _ in sources]
+            self.reads[:, calls.READ_INTO] = [at(home) for home in self._targets]
+
+    def place_back(
+        self,
+        arena: RowMemory,
+        back: RowMemory,
+        first: int,
+        sums: Sequence[Tensor | None],
+        held: FiringTensors,
+        gradients: Sequence[Tensor | None],
+    ) -> None:
+        """The same for the way back.
+
+        Args:
+            arena: Of the rows of this turn.
+            back: Of the rows from ``first`` on that go back now, and behind that of any one call.
+            first: Their first.
+            sums: By what is made, where rows are added up in it.
+            held: The tensors of the turn.
+            gradients: Of the value that it makes.
+        """
+        form, routine = self.form, self.form.backward
+        outputs = held.likes(self.into) or ()
+        bases = form.addresses(False).copy()
+        residuals = form.residuals
+
+        def argument(k: int) -> int:
+            k -= form.operands
+            if k >= len(residuals):
+                g = gradients[form.tangents[k - len(residuals)]]
+                return 0 if g is None else g.data_ptr()
+            how, number = home = residuals[k]
+            return (
+                outputs[number].data_ptr() if how == "output" else arena.pointers[self.block[home]]
+            )
+
+        def made(m: int) -> int:
+            block, total = self._back_made[m], sums[m]
+            if total is not None:
+                return total.data_ptr()
+            if self._passes[m]:
+                return back.pointers[len(self.back_blocks) + block]
+            return back.pointers[block] - first * self.back_blocks[block].row
+
+        for k, slot, *_ in routine.given:
+            bases[slot] = argument(k)
+        for m, (slot, *_) in enumerate(routine.made):
+            bases[slot] = made(m)
+        self._back_bases[:] = bases
+        if self._targets:
+            found = {i: argument(k) if k >= 0 else made(~k) for i, k in self._back_of.items()}
+            self.reads[:, calls.READ_BACK] = [found.get(i, 0) for i in self._answered]
+
+    def sums(self, updates: int) -> list[Tensor | None]:
+        """Zeros for what the backward adds rows up in, one for each update, by what it makes."""
+        return [
+            None if rows else torch.zeros((updates, *tail), dtype=self.form.dtype)
+            for _, tail, rows in self.form.backward.made
+        ]
+
+    def pair(self, learnt: RowsLearnt) -> LyingPair:
+        """Where the rows lie that a weight's gradient is made of."""
+        key = learnt.left, learnt.right
+        found = self._pairs.get(key)
+        if found is None:
+            found = self._pairs[key] = self._paired(learnt)
+        return found
+
+    def _paired(self, learnt: RowsLearnt) -> LyingPair:
+        size, (height, width) = self.form.dtype.itemsize, learnt.widths
+        left = self._lying(learnt.left)
+        right = None if learnt.right is None else self._lying(learnt.right)
+        if left is None or not height or (right is None) != (learnt.right is None):
+            return _APART
+        many, more = divmod(left.row, height * size)
+        if more or (right is not None and right.row != many * width * size):
+            return _APART
+        return LyingPair(left, right, many)
+
+    def _lying(self, result: int) -> Lying | None:
+        """Where a result of the backward lies; None: it is not of rows, or not of the dtype."""
+        k = self.form.backward.results[result]
+        if k < 0:
+            block = self._back_made[~k]
+            if block < 0 or self._passes[~k]:
+                return None
+            return Lying("made", block, self.back_blocks[block].row)
+        k -= self.form.operands
+        if k < 0:
+            return None
+        residuals = self.form.residuals
+        if k >= len(residuals):
+            j = self.form.tangents[k - len(residuals)]
+            return Lying("tangent", j, self._output_row(j))
+        how, number = home = residuals[k]
+        if how == "output":
+            same = self.form.outputs[number].dtype is self.form.dtype
+            return Lying("output", number, self._output_row(number)) if same else None
+        mine = self.blocks[self.block[home]]
+        return Lying("own", self.block[home], mine.row) if mine.dtype is self.form.dtype else None
+
+    def made_block(self, m: int) -> int:
+        """Of something that the backward makes, its block; -1: it has no rows."""
+        return self._back_made[m]
+
+
+def kinds_of(tensors: Sequence[ReadTensor], columns: Sequence[Tensor]) -> list[Like]:
+    """Dtypes and shapes, after the rows, of what a module is given."""
+    found = [(t.dtype, t.tail) for t in tensors]
+    return found + [(x.dtype, x.shape[1:]) for x in columns] if columns else found
+
+
+def key_of(tensors: Sequence[ReadTensor]) -> Hashable:
+    """What a layout takes as constant of what a module reads."""
+    return tuple(
+        [
+            (t.dtype, t.tail, r.number, r.column, r.width, r.at, r.into, r.how, r.many, r.parts)
+            for t in tensors
+            for r in t.reads
+        ]
+    )
