@@ -147,6 +147,7 @@ class CallForm:
     draws: bool
     copies: list[tuple[int, int]] = field(init=False)
     homes: list[Home] = field(init=False)
+    possible: bool = field(init=False)
 
     def __post_init__(self) -> None:
         whose: dict[int, int] = {}
@@ -155,6 +156,7 @@ class CallForm:
         object.__setattr__(self, "homes", [self._home(k, whose) for k in self.forward.results])
         copies = [(j, number) for j, (how, number) in enumerate(self._of_outputs) if how == "input"]
         object.__setattr__(self, "copies", copies)
+        object.__setattr__(self, "possible", self._is_possible())
 
     def _home(self, k: int, whose: Mapping[int, int]) -> Home:
         if k >= 0:
@@ -180,8 +182,7 @@ class CallForm:
             and self.gradients == other.gradients
         )
 
-    @property
-    def possible(self) -> bool:
+    def _is_possible(self) -> bool:
         made = all(rows for _, _, rows in self.forward.made)
         mine = all(
             home == ("output", j) or home[0] == "input" for j, home in enumerate(self._of_outputs)
