@@ -300,7 +300,7 @@ def _sorted(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
     ("way", "why"),
     [
         (_between_members, "in one trace and"),
-        (_turned_heads, "axes change places"),
+        (_turned_heads, "^transpose: axes change places$"),
         (_sorted, "sort"),
     ],
 )

@@ -18,7 +18,12 @@ from geartrain.nn.fused import MadeTable, MadeTensor, Runs
 
 
 class Refused(Exception):
-    """There are no steps for it."""
+    """There are no steps for it; the message says for what, where that is known."""
+
+
+def called(x: fx.Node) -> str:
+    """What an operator of a trace is called: ``convolution`` for ``aten.convolution.default``."""
+    return str(getattr(x.target, "overloadpacket", x.target).__name__)
 
 
 @final
