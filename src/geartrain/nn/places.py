@@ -23,7 +23,8 @@ class Refused(Exception):
 
 def called(x: fx.Node) -> str:
     """What an operator of a trace is called: ``convolution`` for ``aten.convolution.default``."""
-    return str(getattr(x.target, "overloadpacket", x.target).__name__)
+    packet: Any = getattr(x.target, "overloadpacket", x.target)
+    return str(packet.__name__)
 
 
 @final
