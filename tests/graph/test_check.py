@@ -219,7 +219,8 @@ def test_activations_inside_bundles_without_a_kernel_are_refused():
     graph = Graph()
     stream = graph.input("x", bundle=True)
     stream.through(Odd(), keep="activations", inside=True, name="odd").stop()
-    with pytest.raises(GraphError, match=r"'odd': keep='activations' wants a bundle kernel"):
+    told = r"'odd': keep='activations' wants a bundle kernel.*keep='auto'"
+    with pytest.raises(GraphError, match=told):
         wire(graph, lambda t: [Owner(t.function, None)])
 
 
@@ -314,6 +315,10 @@ def test_misuse_while_a_graph_is_written():
         (lambda: graph.input("y", vertex=2), GraphError, "{'y': (rows, [2])}; and move()"),
         (lambda: Graph(vertex=("a", "a")), GraphError, "'a' is declared twice or reserved"),
         (lambda: Graph(vertex=("size",)), GraphError, "'size' is declared twice or reserved"),
+        (lambda: graph.input("y", lengths=0), GraphError, "'lengths' is what m.lengths gives"),
+        (lambda: x.move(payload=0), GraphError, "'payload' is what m.payload gives"),
+        (lambda: x.group(by={"size": 0}, size=1), GraphError, "'size' is what m.size gives"),
+        (lambda: x.flatmap("source", count=len), GraphError, "'source' is what m.source gives"),
         (lambda: Graph(vertex="kind"), TypeError, "give a tuple of names"),
         (lambda: x.route(lambda m: m.kind, 0), ValueError, "ways=0; at least one"),
         (lambda: x.move(), ValueError, "got no column"),

@@ -155,6 +155,53 @@ def test_the_printed_graph_says_what_became_of_it(monkeypatch: pytest.MonkeyPatc
     assert "Linear [auto]" in str(graph) or "Linear [auto, fused" in str(graph)
 
 
+class Filtered(nn.Module):
+    """Its convolution has no step in C."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv1d(1, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x[:, None]).sum(1)
+
+
+class Wide(nn.Module):
+    """Its weights are too many to be packed for each firing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(D, 300), nn.Linear(300, 300)
+        self.c, self.d = nn.Linear(300, 600), nn.Linear(600, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(self.c(self.b(self.a(x))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Filtered, "convolution has no step in C"),
+        (Wide, "its weights are large"),
+    ],
+)
+def test_what_torch_computes_and_why_is_printed_and_in_the_log(
+    kind: type[nn.Module], why: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    graph = _graph(kind().double())
+    with caplog.at_level("INFO", "geartrain.nn"):
+        session = _fit(graph)
+    assert f"[auto: derived, 0.50 of running again; by torch: {why}]" in str(graph)
+    assert any(f"ms; by torch: {why}" in record.getMessage() for record in caplog.records)
+    session.save(tmp_path / "kept.safetensors")
+    again = _graph(kind().double())
+    rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=Flush())
+    other = Session(again, rules=rules, runtime=Simulated(1, seed=3), max_active=8)
+    other.load(tmp_path / "kept.safetensors")
+    other.fit(_data(), epochs=4)
+    assert f"[auto: derived, as chosen before; by torch: {why}]" in str(again)
+
+
 def test_short_runs_trace_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = REGISTRY.traced
     monkeypatch.setattr(auto, "ROWS", 10_000)

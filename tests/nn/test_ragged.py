@@ -320,6 +320,75 @@ def test_a_loop_learns_the_same_by_programs(
         assert_close(found[name], weight, rtol=1e-9, atol=1e-11)
 
 
+class _Begin(nn.Module):
+    """Rows of a table, less their mean over the bundle."""
+
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, H, sparse=sparse)
+
+    def forward(self, word: Tensor, inside: gt.Inside) -> Tensor:
+        x = self.table(word)
+        mean = x.new_zeros(len(inside.lengths), H).index_add(0, inside.segment, x)
+        return x - (mean / inside.lengths[:, None])[inside.segment]
+
+
+class _Round(nn.Module):
+    """A weight meets the rows as they came, and others what has been computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.other = nn.Linear(H, H), nn.Linear(H, H)
+
+    def forward(self, x: Tensor, inside: gt.Inside) -> Tensor:
+        total = x.new_zeros(len(inside.lengths), H).index_add(0, inside.segment, self.first(x))
+        return torch.tanh(self.other(total)[inside.segment] + x)
+
+
+def _rounds_by_steps(keep: str, active: int, sparse: bool) -> tuple[list[Tensor], set[str]]:
+    """All weights after updates of all instances; rows of the stores are used again and again."""
+    torch.manual_seed(1)
+    graph = gt.Graph(vertex=("y",), run="steps")
+    begin, turn, last = _Begin(sparse=sparse), _Round(), nn.Linear(H, 2)
+    rounds = graph.loop(name="rounds")
+    first = graph.input("word", bundle=True, step=0)
+    rounds.join(first.through(gt.Part(begin, keep=keep), name="begin", inside=True))
+    after = rounds.through(gt.Part(turn, keep=keep), name="turn", inside=True)
+    done, more = after.move(step=lambda m: m.step + 1).where(lambda m: m.step > m.size % 3)
+    rounds.join(more)
+    done.through(last, name="last").loss(gt.cross_entropy, target="y")
+    words = [torch.arange(1 + k % 4) * (k + 1) % 5 for k in range(30)]
+    data = [gt.Instance({"word": w}, {"y": (w % 2).numpy()}) for w in words]
+    rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.5), update_every=gt.Instances(30))
+    ramp = gt.Schedule(ramp=gt.Ramp(over=0))
+    gt.Session(graph, rules=rules, max_active=active, schedule=ramp).fit(data, epochs=3)
+    stories = {t.experience.story for t in graph.throughs() if t.name in ("begin", "turn")}
+    return [p.detach() for m in (begin, turn, last) for p in m.parameters()], stories
+
+
+@pytest.mark.parametrize("story", ["undecided", "derived, 0.50 of autograd"])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("active", [1, 4, 30])
+@pytest.mark.usefixtures("soon")
+def test_what_waits_for_a_step_is_not_overwritten_in_the_store(
+    active: int,
+    sparse: bool,
+    story: str,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Products and row numbers are read when the rows of the store have been given away."""
+    if story == "undecided":
+        monkeypatch.setattr(choice, "FIRINGS", 10_000)
+    else:
+        request.getfixturevalue("needs_kernels")
+    found, stories = _rounds_by_steps("auto", active, sparse)
+    assert stories == {story}
+    wanted, _ = _rounds_by_steps("inputs", active, sparse)
+    for a, b in zip(found, wanted, strict=True):
+        assert_close(a, b, rtol=1e-11, atol=1e-12)
+
+
 @pytest.mark.usefixtures("needs_kernels", "soon")
 def test_a_graph_that_has_chosen_goes_to_other_processes() -> None:
     graph = _pointing("auto")

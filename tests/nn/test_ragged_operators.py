@@ -265,6 +265,28 @@ class Shares(nn.Module):
         return found + each / inside.lengths.to(x.dtype).sqrt()[:, None]
 
 
+class Turned(nn.Module):
+    """A weight that is no module's, the other way round."""
+
+    def __init__(self, turn: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.seed, self.turn = nn.Parameter(torch.randn(3, H)), turn
+
+    def forward(self, x: Tensor, inside: gt.Inside) -> Tensor:
+        score = x @ self.turn(self.seed)
+        total = x.new_zeros(len(inside.lengths), 3).index_add(0, inside.segment, score.sigmoid())
+        return total @ self.seed
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [lambda w: w.T, lambda w: w.transpose(-1, 0), lambda w: w.permute(1, -2), Tensor.t],
+)
+def test_a_weight_may_be_turned_in_any_way(turn: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    check_inside(Turned(turn), [2, 1, 4, 3], H, pools=True)
+
+
 @pytest.mark.filterwarnings("ignore:index_reduce")
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=70))
@@ -297,7 +319,7 @@ def _sorted(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
     ("way", "why"),
     [
         (_between_members, "in one trace and"),
-        (_turned_heads, "axes change places"),
+        (_turned_heads, "^transpose: axes change places$"),
         (_sorted, "sort"),
     ],
 )

@@ -294,6 +294,22 @@ def test_a_route_refuses_ports_that_it_has_not_and_shapes_that_are_no_column(cho
         one_pass(made, [instance()])
 
 
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        (lambda s: s.where(lambda m: m.payload[0][:, 0] > 0, name="fork"), "returned shape"),
+        (lambda s: (s.move(k=lambda m: np.zeros(3, int), name="fork"),), "k became int64"),
+    ],
+)
+def test_functions_of_bundles_answer_for_bundles_and_are_told_their_rows(verb, words):
+    made = graph()
+    for way in verb(made.input("x", bundle=True)):
+        way.stop()
+    told = rf"'fork': .*{words} \(3,\) for 1 bundles of 3 rows \(m.lengths says how many each has\)"
+    with pytest.raises(GraphError, match=told):
+        one_pass(made, [instance()])
+
+
 def test_a_row_cannot_leave_its_instance():
     for target in (lambda m: m.slot + 1, lambda m: m.slot - 1):
         made = graph()

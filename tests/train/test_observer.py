@@ -12,9 +12,10 @@ import geartrain as gt
 from geartrain.engine.costs import NodeCost
 from geartrain.engine.instrument import Fired, Progress, Updated
 from geartrain.engine.worker import Firing
+from geartrain.nodes.sums import add_sums
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import StepTaken
-from geartrain.train.observer import Observer, add_sums, means_of, tell
+from geartrain.train.observer import Observer, means_of, tell
 from geartrain.train.work import PassWork
 
 

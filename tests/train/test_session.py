@@ -785,3 +785,56 @@ def test_copies_of_a_part_resume_to_the_last_bit(make_line, make_rows, tmp_path)
     assert "second#1/weights/weight" in one
     assert all(torch.equal(one[k], other[k]) for k in one)
     assert torch.equal(one["second/weights/weight"], one["second#1/weights/weight"])
+
+
+def two_losses(one="loss", other="loss"):
+    """A graph with a loss for both columns of two labels, each counted in rows of its own."""
+    torch.manual_seed(0)
+    graph = gt.Graph(vertex=("label",))
+    low, high = graph.input("x").where(lambda m: m.vertex == 0)
+    low.through(nn.Linear(2, 2), name="a").loss(gt.cross_entropy, target="label", label=one)
+    high.through(nn.Linear(2, 2), name="b").loss(gt.cross_entropy, target="label", label=other)
+    return graph
+
+
+def bags():
+    made = torch.Generator().manual_seed(1)
+    return [
+        gt.Instance({"x": torch.randn(n, 2, generator=made)}, {"label": [k % 2] * n})
+        for k, n in enumerate((1, 3, 2, 4))
+    ]
+
+
+def test_loss_is_the_mean_of_all_labels_where_none_is_called_so(recorder, tmp_path):
+    told, fits = [], []
+    for names in ((), ("a", "b")):
+        session = gt.Session(two_losses(*names), rules=gt.Rules(optimizer=SGD))
+        session.instruments = [recorder] if names else []
+        fits.append(session.fit(bags(), epochs=3, valid=bags(), folder=tmp_path if names else None))
+        told.append([(e.loss, e.valid["loss"]) for e in fits[-1].history])
+    assert told[0] == pytest.approx(np.array(told[1]))
+    assert set(fits[1].history[0].metrics) == {"a", "b"}
+    assert set(fits[1].valid) == {"a", "b", "loss"}
+    assert not any(math.isnan(e.loss) for e in recorder.events if isinstance(e, Progress))
+
+
+def test_the_best_checkpoint_is_that_of_the_least_loss_whatever_losses_are_called(tmp_path):
+    graph = two_losses("a", "b")
+    session = gt.Session(graph, rules=gt.Rules(optimizer=SGD))
+    fit = session.fit(bags(), epochs=3, valid=bags(), folder=tmp_path)
+    losses = [e.valid["loss"] for e in fit.history]
+    assert losses[2] < losses[0]
+    session.load(tmp_path / "best.safetensors")
+    assert session.evaluate(bags()).metrics["loss"] == pytest.approx(min(losses))
+
+
+def test_a_loss_that_is_called_so_is_not_mixed_with_others():
+    fit = gt.Session(two_losses("loss", "b"), rules=gt.Rules(optimizer=SGD)).fit(bags(), epochs=1)
+    alone = gt.Session(two_losses("loss", None), rules=gt.Rules(optimizer=SGD))
+    assert fit.history[0].loss == pytest.approx(alone.fit(bags(), epochs=1).history[0].loss)
+
+
+def test_a_target_may_be_the_loss_of_all_labels():
+    session = gt.Session(two_losses("a", "b"), rules=gt.Rules(optimizer=SGD))
+    until = gt.Target("loss", 100.0, at_least=False)
+    assert session.fit(bags(), epochs=2, valid=bags(), until=until).reached is not None

@@ -44,6 +44,7 @@ from geartrain.nodes.method import in_place_of
 from geartrain.nodes.node import AbstractNode, Memory
 from geartrain.nodes.products import forget_copies
 from geartrain.nodes.readout import ReadoutNode
+from geartrain.nodes.sums import add_sums
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import AbstractPart, StepTaken
 from geartrain.sharing.alone import AloneState
@@ -431,21 +432,26 @@ class Engine:
         return [n for i, n in self.wiring.nodes.items() if self.homes.of_node[i] == worker]
 
     def sums(self) -> dict[str, tuple[float, float]]:
-        """Loss and metrics since the last call: name to (sum, rows), added over the losses."""
-        total: dict[str, tuple[float, float]] = {}
-        for loss in self.losses:
-            for name, (s, n) in loss.sums.take().items():
-                old = total.get(name, (0.0, 0.0))
-                total[name] = (old[0] + s, old[1] + n)
-        return total
+        """Loss and metrics since the last call: name to (sum, rows), added over the losses.
+
+        Where losses are reported and none is called ``loss``, that is all of them.
+        """
+        return self._added(loss.sums.take() for loss in self.losses)
 
     def peek_sums(self) -> dict[str, tuple[float, float]]:
         """The same, for a progress line: nothing is taken, and a firing may be half counted."""
+        return self._added(loss.sums.peek() for loss in self.losses)
+
+    def _added(
+        self, found: Iterable[Mapping[str, tuple[float, float]]]
+    ) -> dict[str, tuple[float, float]]:
+        each = list(zip(self.losses, found, strict=True))
+        named = any(loss.label == "loss" or "loss" in sums for loss, sums in each)
         total: dict[str, tuple[float, float]] = {}
-        for loss in self.losses:
-            for name, (s, n) in loss.sums.peek().items():
-                old = total.get(name, (0.0, 0.0))
-                total[name] = (old[0] + s, old[1] + n)
+        for loss, sums in each:
+            total = add_sums(total, sums)
+            if not named and loss.label is not None and loss.label in sums:
+                total = add_sums(total, {"loss": sums[loss.label]})
         return total
 
     def collected(self) -> dict[str, list[Collected]]:

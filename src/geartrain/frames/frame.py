@@ -314,7 +314,8 @@ class View:
     Attributes are state columns, or frame columns looked up at the row's vertex, edge or instance;
     ``m.size`` is the number of vertices of the row's instance, ``m.payload`` the tuple of payload
     tensors. Columns are int64 arrays ``(n,)`` (frame columns of floats stay floats). Vertices and
-    edges are numbered inside their instance.
+    edges are numbered inside their instance. Of bundles columns have an entry each, and payload
+    tensors the rows of all, one bundle below the other: ``m.lengths`` says how many each has.
     """
 
     __slots__ = ("_arena", "_batch", "_nowhere", "_schema")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import final
+from typing import Final, final
 
 from geartrain.errors import GraphError
 from geartrain.graph.operator import AbstractOperator, PartLike
 from geartrain.graph.through import Through
+
+RESERVED: Final = frozenset(
+    "vertex instance edge source target size payload lengths in_degree out_degree".split()
+)
+"""Names that a view or the library gives a meaning."""
 
 
 @final
@@ -62,13 +67,19 @@ class Draft:
         """A state column, unless there is one of its name.
 
         Raises:
-            GraphError: The name is that of a column of instances.
+            GraphError: The name is that of a column of instances, or of what a view gives by
+                itself.
         """
         if column in ("instance",):
             raise GraphError("the column 'instance' cannot be changed: rows stay in their instance")
         if column in self.vertex or column in (self.edge or ()) or column in self.value:
             raise GraphError(
                 f"'{column}' is a column of instances; a state column needs a name of its own"
+            )
+        if column in RESERVED - {"vertex", "edge"}:
+            raise GraphError(
+                f"'{column}' is what m.{column} gives by itself; a state column needs a name of "
+                "its own"
             )
         if column not in self.columns:
             self.columns.append(column)

@@ -27,7 +27,7 @@ from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema
 from geartrain.frames.instance import Instance
 from geartrain.graph import checking, drawing
-from geartrain.graph.draft import Draft
+from geartrain.graph.draft import RESERVED, Draft
 from geartrain.graph.layout import GraphLayout
 from geartrain.graph.loops import Run
 from geartrain.graph.operator import AbstractOperator, Input
@@ -83,13 +83,11 @@ class Graph:
         self.vertex, self.value = _names(vertex, "vertex"), _names(value, "value")
         self.edge = None if edge is None else _names(edge, "edge")
         taken = [*self.vertex, *(self.edge or ()), *self.value]
-        reserved = {"vertex", "instance", "edge", "source", "target", "size", "payload", "lengths",
-                    "in_degree", "out_degree"}  # fmt: skip
         for name in taken:
-            if taken.count(name) > 1 or (name in reserved):
+            if taken.count(name) > 1 or name in RESERVED:
                 raise GraphError(
                     f"column '{name}' is declared twice or reserved; reserved are "
-                    f"{sorted(reserved)}"
+                    f"{sorted(RESERVED)}"
                 )
         self._draft = Draft(self.vertex, self.edge, self.value)
         self._laid: tuple[object, GraphLayout] | None = None

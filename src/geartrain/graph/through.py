@@ -297,8 +297,8 @@ class Through(AbstractOperator):
             if self.call.inside:
                 raise GraphError(
                     f"'{self.name}': keep='activations' wants a bundle kernel and {self.detail()} "
-                    "has none; give it a bundle_kernel() method, or use keep='inputs' (runs the "
-                    "module again)"
+                    "has none; give it a bundle_kernel() method, or use keep='auto' (a program is "
+                    "derived where one is faster) or keep='inputs' (runs the module again)"
                 )
             kernel = derived_kernel(self.name, self.function)
         if kernel is None and keep == "auto" and call.inside:

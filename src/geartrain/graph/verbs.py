@@ -452,7 +452,8 @@ class AbstractStream(ABC):
             metrics: Name to ``Metric`` or ``(prediction, target) -> (n,)``.
             weight: Scales the rows' losses: a column or a function.
             label: What its mean is called in reports; losses of one label are averaged together.
-                None: it trains, and is not reported.
+                Where none is called ``loss``, that is the mean of all that have labels. None: it
+                trains, and is not reported.
             alone: Judge one message at a time: for bundles that are minibatches.
         """
         named = {

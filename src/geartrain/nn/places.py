@@ -32,7 +32,13 @@ RESHAPES: Final = (
 
 
 class Refused(Exception):
-    """There are no steps for it."""
+    """There are no steps for it; the message says for what, where that is known."""
+
+
+def called(x: fx.Node) -> str:
+    """What an operator of a trace is called: ``convolution`` for ``aten.convolution.default``."""
+    packet: Any = getattr(x.target, "overloadpacket", x.target)
+    return str(packet.__name__)
 
 
 @final

@@ -120,7 +120,8 @@ class Registry:
             cut = derive(function, inputs)
         except GraphError as error:
             return Known(None, str(error), isinstance(error, RestlessError))
-        log.info("'%s' was traced in %.0f ms", name, 1e3 * (time.perf_counter() - began))
+        told = f"; by torch: {cut.parts.unfused}" if cut.parts.unfused else ""
+        log.info("'%s' was traced in %.0f ms%s", name, 1e3 * (time.perf_counter() - began), told)
         return Known(cut)
 
 

@@ -50,6 +50,14 @@ def _baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float =
     return product + (x if beta == 1 else x * beta)
 
 
+def _turned(x: Tensor, *dims: Any) -> Tensor | None:
+    """A matrix the other way round is ``t``, which products know."""
+    order = dims[0] if len(dims) == 1 else dims
+    both = x.dim() == 2 and sorted(k % 2 for k in order) == [0, 1]
+    turns = both and (len(dims) == 2 or order[0] % 2 == 1)
+    return x.t() if turns else None
+
+
 def _clamp(x: Tensor, least: float | None = None, most: float | None = None) -> Tensor | None:
     if least is None or most is None:
         return None
@@ -189,6 +197,8 @@ def _repeat(x: Tensor, repeats: Sequence[int]) -> Tensor | None:
 
 
 SIMPLER: Final[Mapping[Any, Callable[..., Any]]] = {
+    aten.permute.default: _turned,
+    aten.transpose.int: _turned,
     aten.glu.default: _glu,
     aten.glu_backward.default: _glu_back,
     aten.lerp.Tensor: _lerp,

@@ -32,7 +32,7 @@ from geartrain.nn.emit import emit
 from geartrain.nn.fold import Columns, Folding, Summand, affine_columns, times_columns
 from geartrain.nn.fused import Pair
 from geartrain.nn.indexed import RowsOfTables
-from geartrain.nn.places import Like
+from geartrain.nn.places import Like, Refused
 from geartrain.nn.record import Trace, draws, record
 from geartrain.nn.steps import fuse
 from geartrain.nn.terms import Term
@@ -92,6 +92,7 @@ class TraceSplit:
         alien: Whether they read tensors that are neither arguments nor made by the code.
         fused: The same in C, with residuals and terms of its own; None: something in it is not to
             be had.
+        unfused: What that is.
     """
 
     forward: Callable[..., Any]
@@ -103,6 +104,7 @@ class TraceSplit:
     draws: bool
     alien: bool
     fused: Pair | None = None
+    unfused: str = ""
 
 
 def split(
@@ -245,7 +247,10 @@ class _Cut:
             any(draws(x) for x in self._graph.nodes),
             self._all.alien,
         )
-        return replace(done, fused=self._fused(summands))
+        try:
+            return replace(done, fused=self._fused(summands))
+        except Refused as error:
+            return replace(done, unfused=str(error) or "an operator has no step")
 
     def _roots(self, summands: Sequence[Summand]) -> tuple[list[fx.Node], tuple[Term, ...]]:
         """What the backward is to find: gradients of inputs, then what the terms need."""
@@ -257,8 +262,12 @@ class _Cut:
             roots += summand.tensors
         return roots, tuple(terms)
 
-    def _fused(self, summands: Sequence[Summand]) -> Pair | None:
-        """Both in C. It changes the graph: what is looked up in tables meets weights there."""
+    def _fused(self, summands: Sequence[Summand]) -> Pair:
+        """Both in C. It changes the graph: what is looked up in tables meets weights there.
+
+        Raises:
+            Refused: Something in them has no steps.
+        """
         known = self._graph, self._operands, self._inputs, self._shapes, self._of
         folding = Folding(*known, self._make, len(self._operands) - self._own)
         summands = folding.back(summands)

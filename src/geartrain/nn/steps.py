@@ -2,7 +2,7 @@
 
     forward graph  ─► steps     what is kept for the backward alone lies side by side, column by
     backward graph ─► steps     column, in one block
-    an operator that has no step, or rows that are not first ─► None: torch runs them
+    an operator that has no step, or rows that are not first ─► Refused: torch runs them
 
 A value is a place: so many entries of each row of some tensor. Parts, views and items are places in
 another's tensor, and cost nothing.
@@ -21,7 +21,7 @@ from torch import fx
 
 from geartrain.native.fused import At, Steps
 from geartrain.nn.fused import MadeTensor, Pair, Routine
-from geartrain.nn.places import Places, Refused, Value, like_of, placeholders
+from geartrain.nn.places import Places, Refused, Value, called, like_of, placeholders
 from geartrain.nn.record import draws
 from geartrain.nn.terms import Term
 from geartrain.nn.ways import SHARING, convert, lay_within_cats, seen
@@ -40,8 +40,8 @@ def fuse(
     outputs: int,
     terms: tuple[Term, ...],
     folded: fx.Graph | None,
-) -> Pair | None:
-    """Both graphs as steps; None: something in them has none.
+) -> Pair:
+    """Both graphs as steps.
 
     Args:
         forward: Of the number of rows, operands and inputs; nodes know what they are ``Like``.
@@ -49,11 +49,11 @@ def fuse(
         operands, outputs: How many.
         terms: What the operands get of the backward.
         folded: A forward that gives the same, and looks up what has met weights.
+
+    Raises:
+        Refused: Something in them has none; says what.
     """
-    try:
-        return _Both(forward, backward, operands, outputs).pair(terms, folded)
-    except Refused:
-        return None
+    return _Both(forward, backward, operands, outputs).pair(terms, folded)
 
 
 @final
@@ -72,13 +72,12 @@ class _Both:
         ways = set(_results(backward))
         likes = {like_of(x) for x in (*results, *_results(backward))}
         found = {like.dtype for like in likes if like.dtype.is_floating_point}
-        if len(found) != 1:
-            raise Refused
+        if len(found) != 1 or not found <= {torch.float32, torch.float64}:
+            told = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
+            raise Refused(f"it computes with {told or 'no floating-point numbers'}")
         (dtype,) = found
-        if dtype not in (torch.float32, torch.float64):
-            raise Refused
         if any(draws(x) for x in backward.nodes):
-            raise Refused
+            raise Refused("chance has a part in its way back")
         block: list[int] = []
         own: list[int] = []
         for k, x in enumerate(kept):
@@ -151,12 +150,15 @@ def _routine(
     last = _last_uses(graph)
     for number, x in enumerate(graph.nodes):
         if x.op == "call_function" and x.target is not operator.mul:
-            convert(places, x)
+            try:
+                convert(places, x)
+            except Refused as error:
+                raise Refused(str(error) or f"{called(x)} has no step in C") from error
             places.settle(x)
         for y in last.get(number, ()):
             places.release(y)
     if places.weighed > MOST_WEIGHTS:
-        raise Refused
+        raise Refused("its weights are large")
     return Routine(
         Steps(places.steps, places.room, places.dtype),
         len(places.room),

@@ -78,8 +78,8 @@ class Route(AbstractStep):
         choice = _array(self._choose(self.place.view(batch)))
         if choice.shape != (len(batch),):
             raise GraphError(
-                f"'{self.name}': its function returned shape {choice.shape} for {len(batch)} rows; "
-                "it gets columns and returns a column"
+                f"'{self.name}': its function returned shape {choice.shape} for "
+                f"{_came(batch)}; it gets columns and returns a column"
             )
         if choice.dtype == np.bool_:
             return self._halves(batch, choice)
@@ -139,8 +139,9 @@ class Move(AbstractStep):
             value = _array(function(view) if callable(function) else function)
             if value.dtype.kind not in "iub" or value.shape not in ((), (len(batch),)):
                 raise GraphError(
-                    f"'{self.name}': {name} became {value.dtype} {value.shape} for {len(batch)} "
-                    "rows; a state column is integers, one a row"
+                    f"'{self.name}': {name} became {value.dtype} {value.shape} for "
+                    f"{_came(batch)}; a state column is integers, one a "
+                    f"{'row' if batch.lengths is None else 'bundle'}"
                 )
             if name == "vertex":
                 value = self._absolute(batch, value, "vertex")
@@ -197,6 +198,14 @@ class Detach(AbstractStep):
             [Backward(batch.origin, None)],
             slots,
         )
+
+
+def _came(batch: Forward) -> str:
+    """What a function was to answer, for errors."""
+    lengths = batch.lengths
+    if lengths is None:
+        return f"{len(batch)} rows"
+    return f"{len(batch)} bundles of {int(lengths.sum())} rows (m.lengths says how many each has)"
 
 
 def _array(value: Any) -> Any:

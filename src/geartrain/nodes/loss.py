@@ -104,6 +104,7 @@ class Objective:
         dry_run: What is known of the criterion by trying it; None: it is trusted.
 
     Attributes:
+        label: As given.
         sums: What is averaged over a pass; the criterion's is under the label.
     """
 
@@ -117,7 +118,7 @@ class Objective:
         label: str | None = "loss",
         dry_run: AbstractDryRun | None = None,
     ) -> None:
-        self.place, self.name, self._label = place, place.name, label
+        self.place, self.name, self.label = place, place.name, label
         self._criterion = per_row(criterion, place.name)
         self._target, self._weight = target, weight
         self._metrics = dict(metrics)
@@ -166,7 +167,7 @@ class Objective:
         if weight is not None:
             weight = weight if device is None else moved(weight, device)
             losses = losses * weight
-        self.sums.add(self._label, losses, None, state[INSTANCE], lengths)
+        self.sums.add(self.label, losses, None, state[INSTANCE], lengths)
         args = prediction if target is None else (*prediction, target)
         self._count_metrics(args, view, state, lengths)
         if device is not None:

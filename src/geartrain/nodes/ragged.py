@@ -52,6 +52,13 @@ class AbstractRaggedProgram(ABC):
             memory: Gets the gradient of what was read, if anybody wants it.
         """
 
+    @abstractmethod
+    def lasting(self, kept: Any) -> Any:
+        """What a call has left, with inputs that nobody writes to.
+
+        Products of a way back wait for the step; rows of a store are given to others before that.
+        """
+
     @property
     @abstractmethod
     def listed(self) -> SeveralForm | None:

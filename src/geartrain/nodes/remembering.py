@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, final
 
 import torch
@@ -239,8 +239,8 @@ class Remembering(AbstractKernel):
         asked = [x for x in graph.leaves if x.requires_grad]
         found = differentiate(graph.outputs, gradients, [*asked, *self._parameters])
         for parameter, d in zip(self._parameters, found[len(asked) :], strict=True):
-            if d is not None:
-                into.add(parameter, d)
+            if d is not None:  # row numbers of a sparse one are the input's, and wait for the step
+                into.add(parameter, d.clone() if d.is_sparse else d)
         answers = iter(found[: len(asked)])
         return tuple([next(answers) if x.requires_grad else None for x in graph.leaves])
 
@@ -268,6 +268,8 @@ class Remembering(AbstractKernel):
         self._wasted = max(self._wasted - 1, 0)
         graph, places, came = graphs[0], *order
         assert graph is not None
+        if isinstance(graph, RecordedCall):  # whose inputs lie in the store
+            graph = replace(graph, kept=graph.program.lasting(graph.kept))
         dys = tuple([g if g is None or came is None else g[came] for g in gradients])
         back = self._back(graph, dys, into)
         return tuple([d if d is None or came is None else d[places] for d in back])

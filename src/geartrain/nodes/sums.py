@@ -198,6 +198,17 @@ class Sums:
         )
 
 
+def add_sums(
+    a: Mapping[str, tuple[float, float]], b: Mapping[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    """Sums and rows, name by name."""
+    total = dict(a)
+    for name, (s, n) in b.items():
+        old = total.get(name, (0.0, 0.0))
+        total[name] = (old[0] + s, old[1] + n)
+    return total
+
+
 def _message_of(row: int, lengths: IntArray) -> int:
     """The message that a payload row belongs to."""
     return int(np.searchsorted(np.cumsum(lengths), row, "right"))

@@ -37,6 +37,7 @@ from geartrain.engine.instrument import (
 from geartrain.engine.parts import original_name
 from geartrain.errors import DataError, WorkerDiedError
 from geartrain.garbage import old_objects_spared
+from geartrain.nodes.sums import add_sums
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.base import AbstractFeeder
 from geartrain.runtime.interrupt import Interruptible
@@ -45,7 +46,7 @@ from geartrain.train.checkpoint import Retention
 from geartrain.train.copies import ExchangeCounts, Feed
 from geartrain.train.deaths import COPIES, tell_restored
 from geartrain.train.in_flight import Seen
-from geartrain.train.observer import Observer, add_sums, listens, means_of, tell
+from geartrain.train.observer import Observer, listens, means_of, tell
 from geartrain.train.options import Keep
 from geartrain.train.restart import CallCounts
 from geartrain.train.results import Fit, Reached, Target
@@ -225,9 +226,9 @@ class Fitting:
         best, found = math.nan, 0
         for k in copies:
             self._s.sharing.agree(k)
-            metrics = self._validate(valid)
-            if target.better(metrics[target.metric], best):
-                best, found = metrics[target.metric], k
+            value = self._validate(valid).get(target.metric, math.nan)
+            if target.better(value, best):
+                best, found = value, k
         return found
 
     def _meet(self, *, now: bool) -> None:

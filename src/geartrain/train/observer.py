@@ -10,6 +10,7 @@ from typing import Literal, final
 from geartrain.engine.engine import Engine
 from geartrain.engine.instrument import AbstractInstrument, Fired, Joined, Progress, Updated
 from geartrain.engine.worker import Firing
+from geartrain.nodes.sums import add_sums
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.interrupt import interruptible
@@ -175,17 +176,6 @@ def tell(instruments: Iterable[AbstractInstrument], method: str, event: object) 
                 "with it: mend the instrument, or leave it out"
             )
             raise
-
-
-def add_sums(
-    a: Mapping[str, tuple[float, float]], b: Mapping[str, tuple[float, float]]
-) -> dict[str, tuple[float, float]]:
-    """Sums and rows, name by name."""
-    total = dict(a)
-    for name, (s, n) in b.items():
-        old = total.get(name, (0.0, 0.0))
-        total[name] = (old[0] + s, old[1] + n)
-    return total
 
 
 def means_of(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:

@@ -379,6 +379,7 @@ class Session:
     def _require_metric(self, until: Target | None) -> None:
         losses = [o for o in self.graph.operators if isinstance(o, Losing)]
         known = {o.label for o in losses if o.label} | {name for o in losses for name in o.metrics}
+        known |= {"loss"} if any(o.label for o in losses) else set()
         if until is not None and until.metric not in known:
             raise ValueError(f"until={until}: the graph's losses have {sorted(known)}")
 

@@ -13,7 +13,7 @@ from torch import fx
 
 from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
-from geartrain.nn.places import Refused
+from geartrain.nn.places import Refused, called
 from geartrain.nn.ragged.values import (
     BUNDLES,
     HELD,
@@ -110,7 +110,14 @@ class AbstractLowering(ABC):
             if x.op == "get_attr":
                 self.values[x] = self._constant(x)
             elif x.op == "call_function" and x in read:
-                self.convert(x)
+                self._convert(x)
+
+    def _convert(self, x: fx.Node) -> None:
+        try:
+            self.convert(x)
+        except Refused as error:
+            name, why = called(x), str(error)
+            raise Refused(why if name in why else f"{name}: {why}") from error
 
     def _input(self, x: fx.Node, k: int, what: str) -> Known:
         if what == "mask":

@@ -148,6 +148,9 @@ class DerivedRagged(AbstractRaggedProgram):
         call = call_of_memory(inputs, self._columns, memory.payload, memory.starts, memory.lengths)
         return self._program.forward(call)
 
+    def lasting(self, kept: Any) -> Any:
+        return self._program.lasting(kept)
+
     def backward(
         self, kept: Any, gradients: Gradient, into: GradientSum, memory: Recalled | None
     ) -> Gradient:

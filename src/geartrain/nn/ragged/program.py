@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, cast, final
 
@@ -161,6 +161,8 @@ class RaggedProgram:
         self._residuals = residuals = {b: k for k, b in enumerate(cut.residuals)}
         self._later = [t for t in cut.terms if t.how != "rows"]
         self._at_once = [t for t in cut.terms if t.how == "rows"]
+        of_terms = [t.buffer for term in cut.terms for t in term.tensors]
+        self._multiplied = {b.number for b in of_terms if b.role == "given"}
         self._widths = [(b.kind, b.entries) for b in cut.residuals]
         made = [y for y in cut.outputs if isinstance(y, Tensors)]
         self._outputs = [_shape(y) for y in made]
@@ -220,6 +222,18 @@ class RaggedProgram:
                 answers[i] = self._shaped(t, kept, made, dys)
         self._learn(kept, came, made, dys, into)
         return tuple(answers)
+
+    def lasting(self, kept: RaggedKept) -> RaggedKept:
+        """The same with inputs of its own, where weights' gradients are made of them."""
+        call = kept.call
+        lent = {x.data_ptr() for x in call.inputs if x is not None}
+        inputs = [
+            x.clone() if x is not None and k in self._multiplied else x
+            for k, x in enumerate(call.inputs)
+        ]
+        ints = tuple([x.clone() if x.data_ptr() in lent else x for x in kept.ints])
+        own = replace(call, inputs=inputs)
+        return RaggedKept(own, ints, kept.floats, kept.residuals, kept.places)
 
     @property
     def cut(self) -> RaggedCut:
