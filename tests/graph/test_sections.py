@@ -15,7 +15,7 @@ from geartrain.graph.graph import Graph
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.parts.rules import Rules
 from geartrain.parts.triggers import Rows
-from tests.rigs.passes import Order, accumulate, assert_same_gradients, autograd
+from tests.rigs.passes import Order, Quiet, accumulate, assert_same_gradients, autograd, one_pass
 
 WIDTH, WAYS = 3, 3
 
@@ -167,3 +167,55 @@ def test_an_error_in_a_section_names_the_module():
         way.through(nn.Linear(WIDTH, 1).double(), name=f"out {k}").loss(squared, name=f"loss {k}")
     with pytest.raises(WorkerError, match="ArithmeticError in node 'fails'"):
         accumulate(graph, points(9))
+
+
+def ending(made: dict[str, nn.Module], run: str = "auto") -> Graph:
+    """Some rows end between two modules, and others when they leave a loop."""
+    graph = Graph(value=("n",), run=run)  # type: ignore[arg-type]
+    h = graph.input("x", k=0).through(made["first"], name="first")
+    on, off = h.where(lambda m: m.payload[0][:, 0] > 0, name="parts")
+    off.stop(name="off")
+    loop = graph.loop(name="loop")
+    loop.join(on.through(made["a0"], name="a0"))
+    turned = loop.through(made["b0"], name="b0")
+    turned.through(made["last"], name="last").loss(squared)
+    more, done = turned.move(k=lambda m: m.k + 1).where(lambda m: m.k < m.n)
+    loop.join(more)
+    done.stop(name="done")
+    return graph
+
+
+def ended(made: dict[str, nn.Module], data: list[Instance]) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for k, instance in enumerate(data):
+        for x in instance.inputs["x"].split(1):
+            h = made["first"](x)
+            if h[0, 0] <= 0:
+                continue
+            h = made["a0"](h)
+            for _ in range(1 + k % 3):
+                h = made["b0"](h)
+                total = total + squared(made["last"](h)).sum()
+    return total
+
+
+@pytest.mark.parametrize("run", ["auto", "steps"])
+@pytest.mark.parametrize("order", [*ORDERS, Order("threads", 2, max_active=3)], ids=str)
+def test_rows_that_end_get_no_gradient_and_the_others_that_of_autograd(order, run):
+    made, data = modules(), points()
+    got = accumulate(ending(made, run), data, order)
+    named = ("first", "a0", "b0", "last")
+    assert_same_gradients(
+        got.gradients, autograd(ended(made, data), {name: made[name] for name in named})
+    )
+
+
+def test_rows_end_in_what_runs_whole_and_nobody_answers_for_them():
+    made, data, fired = modules(), points(), []
+
+    class Seen(Quiet):
+        def fired(self, worker, firing, start_s, end_s):
+            fired.append(firing.node)
+
+    one_pass(ending(made), data, Order(max_active=7), watch=Seen())
+    assert [name for name in fired if not name.endswith("door")] == ["loop"]

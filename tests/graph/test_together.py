@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
-from geartrain.native import library, sums
-from geartrain.nodes.loop import native as loop_native
+from geartrain.native import library
 from geartrain.nodes.loop.node import LoopNode
 from tests.rigs.passes import Order, accumulate, assert_same_gradients, autograd, one_pass
 
@@ -148,26 +147,6 @@ def test_experts_with_norms_are_taken_together_and_each_norm_learns_of_its_rows(
     got = accumulate(routed(made, "activations"), data)
     assert_same_gradients(got.gradients, want)
     assert loop_of(got).together >= 2 * in_c()
-
-
-@pytest.mark.parametrize("kind", [Expert, Normed])
-def test_what_many_experts_learn_of_rows_is_multiplied_in_one_call(
-    monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module]
-) -> None:
-    monkeypatch.setattr(loop_native, "MANY", 2)  # so that they are many
-    adds, runs = [], []
-    add, run = sums.GradientCall.add, sums.GradientCall.run
-    monkeypatch.setattr(
-        sums.GradientCall, "add", lambda *a, **k: (adds.append(a[1].shape), add(*a, **k))[1]
-    )
-    monkeypatch.setattr(sums.GradientCall, "run", lambda call: (runs.append(call), run(call))[1])
-    made, data = modules(), points(9)
-    made |= {f"expert {k}": kind(k).double() for k in range(EXPERTS)}
-    want = learned(made, plain(made, data), "router", "expert")
-    got = accumulate(routed(made, "activations"), data)
-    assert_same_gradients(got.gradients, want)
-    of_experts = [shape for shape in adds if shape == (WIDTH, WIDTH)]
-    assert len(of_experts) > len(runs) > 0 or not in_c()
 
 
 def test_experts_that_run_again_are_called_each_by_itself():

@@ -31,9 +31,11 @@ from geartrain.graph.operators import (
     Losing,
     Merging,
     Moving,
+    Outputting,
     Replaying,
     Routing,
     Splitting,
+    Stopping,
     Ungrouping,
 )
 from geartrain.graph.through import Through
@@ -148,6 +150,8 @@ def find_regions(
         if region.whole:
             region = known.joined(region, kept)
         kept.append(region)
+    for region in kept:
+        known.end_in(region)
     if run != "steps":
         kept += known.sections([r.operators for r in kept], endings)
     return sorted(kept, key=lambda r: min(r.operators))
@@ -262,6 +266,18 @@ class _Known:
             kept.remove(other)
             region = union
         return region
+
+    def end_in(self, region: Region) -> None:
+        """Take in where rows of a loop that runs whole end: then nobody answers for them."""
+        if not region.whole:
+            return
+        ends = {
+            reader
+            for (source, _), (reader, _) in self._readers.items()
+            if source in region.operators and isinstance(self._operators[reader], Stopping)
+        }
+        region.operators |= {number for number in ends if self._before[number] <= region.operators}
+        self._find_ports(region)
 
     def _closed(self, operators: frozenset[int]) -> frozenset[int]:
         """These, and those on a way from one of them to another."""
@@ -387,7 +403,7 @@ class _Known:
 
     def _may_be_inside(self, number: int) -> bool:
         operator = self._operators[number]
-        ends = isinstance(operator, Input | Losing | Merging) or operator.ways == 0
+        ends = isinstance(operator, Input | Losing | Merging | Outputting)
         return not ends and self._why_not(operator) is None
 
     def _parts_rows(self, members: Collection[int]) -> bool:

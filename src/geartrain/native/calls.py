@@ -87,11 +87,6 @@ class RowsLearnt:
     right: int | None
 
     @property
-    def results(self) -> tuple[int, ...]:
-        """Which, left and right."""
-        return (self.left,) if self.right is None else (self.left, self.right)
-
-    @property
     def widths(self) -> tuple[int, int]:
         """Entries of a row on the left, and on the right; 0: the weight has another shape."""
         height, *rest = self.parameter.shape or (0,)

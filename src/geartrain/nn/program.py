@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, TypeAlias, cast, final
+from typing import Any, Final, cast, final
 
 import numpy as np
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from geartrain.native.calls import CallForm, RowsLearnt
 from geartrain.native.fused import available
 from geartrain.native.rows import take
 from geartrain.native.steady import firing
-from geartrain.native.sums import GradientCall
 from geartrain.nn.computed import ComputedOperands
 from geartrain.nn.cut import Cut
 from geartrain.nn.draws import seeded_by
@@ -170,14 +169,11 @@ class Program(AbstractKernel):
         return frozenset([k for k, j in enumerate(self._parts.tangents) if outputs >> j & 1])
 
     def _rows_learnt(self, outputs: int, into: GradientSum) -> tuple[Sequence[RowsLearnt], bool]:
-        return self._learnt(self._came(outputs), into)
-
-    def _learnt(self, came: frozenset[int], into: GradientSum) -> tuple[Sequence[RowsLearnt], bool]:
         """Products and sums of rows that weights learn, and whether they learn anything else."""
         own, operands = self.terms, self.operands.tensors()
         if not own.lying or not self._all_learn(operands):
             return (), bool(own.all)
-        found = []
+        came, found = self._came(outputs), []
         for term in own.lying:
             if term.tangents & came:
                 parameter, its = self._learner(term, operands, into)
@@ -206,22 +202,6 @@ class Program(AbstractKernel):
         for term in self.terms.rest:
             if term.tangents & came:
                 self._add(term, operands, found[term.first :], into)
-
-    def _multiply(
-        self,
-        terms: Sequence[Term],
-        lie: Sequence[_Lies],
-        start: int,
-        n: int,
-        into: GradientSum,
-        call: GradientCall,
-    ) -> None:
-        """Have ``call`` make the products and sums of terms, of n rows from ``start`` on."""
-        operands = self.operands.tensors()
-        for term, (left, right, rows) in zip(terms, lie, strict=True):
-            parameter, its = self._learner(term, operands, into)
-            piece = left[0] + start * left[1], right[0] + start * right[1], rows * n
-            its.add_in(call, parameter, [piece], columns=term.columns)
 
     def _tangents(self, gradients: Gradient) -> tuple[frozenset[int], list[Tensor]]:
         """Which of them came, and all with zeros in place of the others, if any came."""
@@ -371,10 +351,6 @@ class Program(AbstractKernel):
                 into.add_at(parameter, ids, rows)
 
 
-_Lies: TypeAlias = tuple[tuple[int, int], tuple[int, int], int]
-"""Where rows on the left begin, and bytes of one; the same on the right; how many a row has."""
-
-
 @final
 class Programs(AbstractKernels):
     """Programs that are alike: arguments, and memory, of all rows at once, and C for each.
@@ -385,8 +361,6 @@ class Programs(AbstractKernels):
 
     def __init__(self, programs: Sequence[Program]) -> None:
         self._programs = programs
-        lying = programs[0].terms.lying
-        self._same = all(p.terms.lying == lying for p in programs)
 
     def forward(self, inputs: Payload, sizes: Sequence[int]) -> tuple[Payload, Payload]:
         programs = self._programs
@@ -427,72 +401,16 @@ class Programs(AbstractKernels):
             [*kept, *dys],
             [p._packed for p in self._programs],
         )
-        self._learn_together(found, sizes, came, into)
+        in_rows = first.pair.backward.in_rows
+        pieces = [
+            x[0].split_with_sizes(list(sizes)) if rows else x
+            for x, rows in zip(found, in_rows, strict=True)
+        ]
+        for p, n, own, theirs, *mine in zip(
+            self._programs, sizes, operands, into, *pieces, strict=True
+        ):
+            p._learn(tuple(mine), came, n, own, theirs)
         return first._answers(tuple([x[0] for x in found]), came)
-
-    def _learn_together(
-        self,
-        found: Sequence[Sequence[Tensor]],
-        sizes: Sequence[int],
-        came: frozenset[int],
-        into: Sequence[GradientSum],
-    ) -> None:
-        """Add what has been found for all weights: products and sums of rows in one call."""
-        lie, first = self._lying(found, sizes, came, into), self._programs[0]
-        call, in_rows, start = GradientCall(first.pair.dtype), first.pair.backward.in_rows, 0
-        terms = [term for term in first.terms.lying if term.tangents & came]
-        for p, n, theirs in zip(self._programs, sizes, into, strict=True) if lie else ():
-            p._multiply(terms, lie, start, n, theirs, call)
-            start += n
-        call.run()
-        if lie and not first.terms.rest:
-            return
-        start = 0
-        for number, (p, n, theirs) in enumerate(zip(self._programs, sizes, into, strict=True)):
-            mine = tuple(
-                [
-                    x[0][start : start + n] if rows else x[number]
-                    for x, rows in zip(found, in_rows, strict=True)
-                ]
-            )
-            if lie:
-                p._learn_rest(mine, came, theirs)
-            else:
-                p._learn(mine, came, n, p.operands.tensors(), theirs)
-            start += n
-
-    def _lying(
-        self,
-        found: Sequence[Sequence[Tensor]],
-        sizes: Sequence[int],
-        came: frozenset[int],
-        into: Sequence[GradientSum],
-    ) -> list[_Lies]:
-        """Where the rows lie whose products and sums all programs learn; none: they are to be
-        learnt in another way."""
-        first, lie = self._programs[0], []
-        if not self._same or not all(one.of_one for one in into):
-            return []
-        learnt, _ = first._learnt(came, into[0])
-        if not all(p._all_learn(p.operands.tensors()) for p in self._programs):
-            return []
-        call, in_rows = GradientCall(first.pair.dtype), first.pair.backward.in_rows
-        for one in learnt:
-            at, many = [(0, 0)] * 2, set()
-            for side, result in enumerate(one.results):
-                x, width = found[result][0], one.widths[side]
-                row = x[:1].numel()
-                if not in_rows[result] or not x.is_contiguous() or not width:
-                    return []
-                at[side] = x.data_ptr(), row * x.itemsize
-                many.add(row / width)
-            rows = max(many)
-            fits = len(many) == 1 and rows.is_integer()
-            most = int(rows) * max(sizes)
-            if not fits or not one.into.may_add_in(call, one.parameter, most, one.columns):
-                return []
-            lie.append((at[0], at[1], int(rows)))
-        return lie
 
     def _back_by_update(
         self,

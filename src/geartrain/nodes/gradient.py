@@ -397,11 +397,6 @@ class GradientSum:
         return self._updates is not None and not isinstance(self._updates, int)
 
     @property
-    def of_one(self) -> bool:
-        """Whether what is added now is of the update in the making."""
-        return self._updates is None
-
-    @property
     def ahead(self) -> bool:
         """Whether something of later updates has been added."""
         computed = any(inner.ahead for _, inner in self._computed.values())

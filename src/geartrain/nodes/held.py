@@ -113,6 +113,7 @@ class Recalled:
         starts, lengths: int64 ``(n,)``: row i reads rows ``starts[i]`` to ``starts[i] +
             lengths[i]`` of ``payload``.
         longest: Of the lengths, at least 1.
+        reached: Bundles that get a gradient, where not all rows have got one.
 
     Raises:
         ProtocolError: A bundle is held no more.
@@ -125,6 +126,7 @@ class Recalled:
                 "before all that reads it"
             )
         self.held, self.handles, self._device = held, handles, device
+        self.reached = handles
         self.starts, self.lengths = held.rows["start"][handles], held.rows["length"][handles]
         self.longest = max(int(self.lengths.max(initial=1)), 1)
         self._cells: tuple[IntArray, IntArray | None] | None = None
@@ -165,7 +167,7 @@ class Recalled:
         found: list[Tensor | None] = []
         for g in gradients:
             found.append(None if g is None else g.reshape(-1, *g.shape[2:]))
-        self.held.add(self.handles, tuple(found), cells, places)
+        self.held.add(self.reached, tuple(found), cells, places)
 
     @property
     def sums(self) -> Gradient:
@@ -175,7 +177,7 @@ class Recalled:
     def touch(self) -> None:
         """A kernel has added to the sums, if anybody wants them."""
         if self.wanted:
-            self.held.touch(self.handles, self.held.sums())
+            self.held.touch(self.reached, self.held.sums())
 
     def _places(self) -> tuple[IntArray, IntArray | None]:
         """The rows that are read, in order, and where they stand in the padded; None: all over."""

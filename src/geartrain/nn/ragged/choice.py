@@ -166,7 +166,7 @@ class DerivedRagged(AbstractRaggedProgram):
         found = self._program.backward(_with_memory(kept, memory), gradients, into, sums)
         if sums is not None:
             gets = [total if touched.get(i) else None for i, total in sums.items()]
-            memory.held.touch(memory.handles, tuple(gets))
+            memory.held.touch(memory.reached, tuple(gets))
         at = min(call.held)
         return (*found[:at], *found[at + len(call.held) + 1 :])
 

@@ -20,6 +20,7 @@ from geartrain.nodes.loop.layout import Lying, LyingPair
 from geartrain.nodes.loop.module import TurnModule
 from geartrain.nodes.loop.turn import Got
 from geartrain.nodes.loop.updates import Updates
+from geartrain.nodes.slot import ALONE
 
 
 @final
@@ -94,17 +95,19 @@ class Returning:
             came: Of which outputs gradients have come, as bits.
             call: Makes them.
         """
-        weights = self.module.weights
-        all_came = self._updates is None and np.count_nonzero(self._wanted) == self._n
-        if weights is None or not all_came:
+        weights, n = self.module.weights, self._n
+        if weights is None or self._updates is not None:
+            return
+        # Few of the rows of a turn had better wait for the others.
+        if (n < ALONE and n < self.module.size) or np.count_nonzero(self._wanted) < n:
             return
         layout = self.module.layout
         learnt, more = layout.form.rows_learnt(came, weights.gradient)
         pieces = []
         for one in learnt:
             pair = layout.pair(one)
-            n = self._n * pair.many
-            if not n or not one.into.may_add_in(call, one.parameter, n, one.columns):
+            rows = n * pair.many
+            if not rows or not one.into.may_add_in(call, one.parameter, rows, one.columns):
                 return
             pieces.append(self._pieces(pair))
         for one, some in zip(learnt, pieces, strict=True):

@@ -408,6 +408,11 @@ class _Way:
         """Gradients of the call's arguments."""
         inner, rows, lengths = self._inner, self._called.rows, self._called.lengths
         into = GradientSum(()) if inner.weights is None else inner.weights.gradient
+        memory = self._kept.memory
+        if memory is not None:
+            wanted = wanted_of(self._turn, self._called, None)
+            each = wanted if lengths is None else wanted.repeat(lengths)
+            memory.reached = memory.handles[each]
         try:
             return self._kept.backward(inner, gradients, rows.state, lengths, None, into)
         except Exception as error:
