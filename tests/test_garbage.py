@@ -8,12 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from geartrain import garbage
 from geartrain.garbage import old_objects_spared
 
 
 @pytest.fixture(autouse=True)
-def thawed() -> Iterator[None]:
+def thawed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is frozen at first; others in this process may have frozen what they import."""
+    monkeypatch.setattr(garbage, "gc", gc)
     had = gc.get_freeze_count()
     gc.unfreeze()
     yield

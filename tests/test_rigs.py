@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from itertools import combinations, product
 
 import pytest
 
+from geartrain import garbage
 from geartrain.native import library
 from tests.rigs.products import covering, halved, in_pairs
 
@@ -153,6 +155,14 @@ def test_any_two_values_of_two_parameters_meet_in_about_the_fewest_cases() -> No
         assert len(cases) <= most
         for i, j in combinations(range(len(sizes)), 2):
             assert {(c[i], c[j]) for c in cases} == {*product(range(sizes[i]), range(sizes[j]))}
+
+
+def test_a_fit_does_not_count_what_is_frozen_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counts.append(1) or 1)
+    with garbage.old_objects_spared():
+        pass
+    assert not counts
 
 
 @in_pairs(letter={"first": "a", "second": "b"}, number=[1, 2], flag=[True, False])

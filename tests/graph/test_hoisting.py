@@ -16,6 +16,7 @@ from geartrain.nodes.loop.module import NativeKept
 from geartrain.nodes.loop.node import LoopNode
 from tests.rigs.called import CASES
 from tests.rigs.passes import Order, accumulate, assert_same_gradients
+from tests.rigs.products import halved
 from tests.rigs.sharing_rows import (
     SENDS,
     Beside,
@@ -61,9 +62,11 @@ def both(name: str, order: Order, **where: Any) -> tuple[Any, Any]:
     return outcomes[0], outcomes[1]
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=("at once", "apart"))
-@pytest.mark.parametrize("order", ORDERS, ids=("three at a time", "two at a time", "on threads"))
-@pytest.mark.parametrize("name", LOOPS)
+@halved(
+    name=[*LOOPS],
+    order=dict(zip(("three at a time", "two at a time", "on threads"), ORDERS, strict=True)),
+    apart={"at once": False, "apart": True},
+)
 def test_gradients_and_rows_are_those_of_steps(
     early: list[int], name: str, order: Order, apart: bool
 ) -> None:
