@@ -78,6 +78,8 @@ def _turn(places: Places, x: fx.Node) -> None:
     if source.turned and moved[-2:] != ends:
         source = places.value(args[0])
     if moved[-2:] == ends and moved[:-2] == list(range(len(tail) - 2)) and 1 not in tail[-2:]:
+        if source.whole:
+            raise Refused
         places.values[x] = replace(source, like=like, turned=not source.turned)
         return
     if real == sorted(real):

@@ -119,6 +119,10 @@ def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.cat([x.unsqueeze(dim) for x in tensors], dim)
 
 
+def _frac(x: Tensor) -> Tensor:
+    return x - x.trunc()
+
+
 def _mish(x: Tensor) -> Tensor:
     return x * torch.tanh(torch.nn.functional.softplus(x))
 
@@ -213,6 +217,7 @@ SIMPLER: Final[Mapping[Any, Callable[..., Any]]] = {
     aten.var.correction: _variance,
     aten.std.correction: _deviation,
     aten.stack.default: _stack,
+    aten.frac.default: _frac,
     aten.mish.default: _mish,
     aten.mish_backward.default: _mish_back,
     aten._prelu_kernel.default: _prelu,

@@ -82,6 +82,7 @@ class _Both:
         own: list[int] = []
         for k, x in enumerate(kept):
             alone = x.op == "placeholder" or x in results[: self._outputs] or places[k] in ways
+            alone = alone or like_of(x).dtype is torch.int64
             (own if alone else block).append(k)
         columns, width = {}, 0
         for k in block:
@@ -159,9 +160,11 @@ def _routine(
             places.release(y)
     if places.weighed > MOST_WEIGHTS:
         raise Refused("its weights are large")
+    # With integers in between, every slot begins where one may lie.
+    room = [wide + wide % 2 for wide in places.room] if places.reckons else places.room
     return Routine(
-        Steps(places.steps, places.room, places.dtype),
-        len(places.room),
+        Steps(places.steps, room, places.dtype),
+        len(room),
         places.dtype,
         [(k, slot) for k, slot, *_ in places.given if k < places.operands],
         [(*weight, slot) for weight, slot in places.weights.items()],
