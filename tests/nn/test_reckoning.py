@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from struct import iter_unpack
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn import functional
 from geartrain.nn.derivation import derive
 from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
+from tests.rigs.called import WIDTH, Sampling
 from tests.rigs.rowwise import Rowwise, assert_as_autograd, in_c
 
 N, D = 7, 6
@@ -136,11 +138,19 @@ def test_rows_of_tables_are_looked_up_by_integers_that_are_made(
     """By few rows and, of a table that has met the weight, by many."""
     module = Reading(MADE[name]).to(dtype)
     x = torch.randn(N, D, dtype=dtype)
+    pair = derive(module, (x, KINDS, OTHERS)).parts.fused
+    assert pair is not None and pair.folded is not None
     assert_as_autograd(module, (x, KINDS, OTHERS))
     many = tuple(
         y.repeat(*[9] * (y.ndim == 1), *[9, 1] * (y.ndim == 2)) for y in (x, KINDS, OTHERS)
     )
     assert_as_autograd(module, many, (x, KINDS, OTHERS))
+
+
+def test_the_module_of_a_loop_of_words_is_in_c() -> None:
+    """Which ``tests/graph/test_native_calls.py`` runs whole."""
+    module = Sampling().double()
+    assert_as_autograd(module, (torch.randn(N, WIDTH, dtype=torch.float64), KINDS, OTHERS))
 
 
 def test_several_rows_of_a_table_are_looked_up_by_integers_that_are_made() -> None:
@@ -193,8 +203,12 @@ def test_integers_lie_where_they_may_beside_odd_rows_of_numbers() -> None:
         which = torch.where((y * x.sum(1, keepdim=True)).squeeze(1) > 0, k, m) + 1
         return y * which.unsqueeze(1), which * 3
 
-    assert_as_autograd(Rowwise(function, D, D), (torch.randn(N, D), KINDS, OTHERS))
-    assert_as_autograd(Rowwise(function, D, D), (torch.randn(1, D), KINDS[:1], OTHERS[:1]))
+    module, given = Rowwise(function, D, D), (torch.randn(N, D), KINDS, OTHERS)
+    assert_as_autograd(module, given)
+    pair = derive(module, given).parts.fused
+    assert pair is not None
+    steps = pair.forward.form.steps
+    assert not any(wide % 2 for (wide,) in iter_unpack("q", steps._room))
 
 
 LEFT_TO_TORCH: dict[str, Function] = {
