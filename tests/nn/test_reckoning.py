@@ -150,7 +150,8 @@ def test_rows_of_tables_are_looked_up_by_integers_that_are_made(
 def test_the_module_of_a_loop_of_words_is_in_c() -> None:
     """Which ``tests/graph/test_native_calls.py`` runs whole."""
     module = Sampling().double()
-    assert_as_autograd(module, (torch.randn(N, WIDTH, dtype=torch.float64), KINDS, OTHERS))
+    x = torch.randn(N, WIDTH, dtype=torch.float64)
+    assert_as_autograd(module, (x, KINDS, x[:, 0] > 0, OTHERS))
 
 
 def test_several_rows_of_a_table_are_looked_up_by_integers_that_are_made() -> None:
@@ -231,3 +232,27 @@ LEFT_TO_TORCH: dict[str, Function] = {
 def test_other_integers_are_left_to_torch(name: str) -> None:
     module = Rowwise(LEFT_TO_TORCH[name], D, D)
     assert not in_c(module, (torch.randn(N, D), KINDS, OTHERS))
+
+
+TRUTHS: dict[str, Function] = {
+    "given": lambda f, x, t: f(x) * t.to(x.dtype),
+    "one of two": lambda f, x, t: torch.where(t, f(x), x),
+    "filled": lambda f, x, t: f(x).masked_fill(~t, 0.5),
+    "made": lambda f, x, t: (f(x), f(x) > x),
+    "made of one that is given": lambda f, x, t: (f(x), ~t, t, t & (x > 0)),
+    "made and read": lambda f, x, t: (lambda mask: (f(x) * mask, mask))(f(x) > x),
+    "of integers": lambda f, x, t: (f(x), t.long() * 3 == 3, t.sum(1)),
+    "as integers": lambda f, x, t: (f(x), t.long()),
+    "a part": lambda f, x, t: (torch.where(t[:, 1:2], f(x), x), t[:, 1:3]),
+    "any": lambda f, x, t: (f(x) * t.any(1, keepdim=True), (x > 1).any(1)),
+    "all": lambda f, x, t: (f(x) * (x > -1).all(1, keepdim=True), t.all(1)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", TRUTHS)
+def test_truths_are_given_and_made(name: str, dtype: torch.dtype) -> None:
+    module = Rowwise(TRUTHS[name], D, D).to(dtype)
+    mask = torch.arange(N * D).view(N, D) % 3 > 0
+    mask[3], mask[4] = True, False
+    assert_as_autograd(module, (torch.randn(N, D, dtype=dtype), mask))

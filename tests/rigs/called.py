@@ -142,17 +142,21 @@ class Naming(nn.Module):
 
 
 class Sampling(nn.Module):
-    """Reads the teacher's word or the one that it has made, whose row meets a weight."""
+    """Reads the teacher's word or the one that it has made, whose row meets a weight.
+
+    And makes a truth by which it leaves most of the state as it is next time.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.tagged, self.scores = Tagged(), nn.Linear(WIDTH, 5)
 
-    def forward(self, h: Tensor, drawn: Tensor, token: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, h: Tensor, drawn: Tensor, still: Tensor, token: Tensor) -> tuple[Tensor, ...]:
         word = torch.where(drawn % 3 > 0, token, drawn)
-        h, c = self.tagged(h, h, word)
-        made = (self.scores(h).argmax(1) * 7 + 3 * word - token).clamp(min=-3) % 5
-        return torch.tanh(c) * (1 + word.unsqueeze(1)), made
+        made, c = self.tagged(h, h, word)
+        next_ = (self.scores(made).argmax(1) * 7 + 3 * word - token).clamp(min=-3) % 5
+        state = torch.tanh(c) * (1 + word.unsqueeze(1))
+        return torch.where(still.unsqueeze(1), h / 2, state), next_, next_ > word
 
 
 def random_trees(arity: int | None) -> list[Instance]:
@@ -299,12 +303,12 @@ def sampling(run: str) -> Graph:
     step = state.through(Sampling().double(), name="cell", read="token", **own)
     more, done = step.where(lambda m: m.turn < m.turns, name="again")
     state.join(more.move(turn=lambda m: m.turn + 1))
-    done.loss(lambda h, word: squared(h) * (1 + word))
+    done.loss(lambda h, word, still: squared(h) * (1 + word + 3 * still))
     return graph
 
 
-def _with_words(h: Tensor) -> tuple[Tensor, Tensor]:
-    return h.tanh(), torch.full((len(h),), 4)
+def _with_words(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return h.tanh(), torch.full((len(h),), 4), h[:, 0] > 0
 
 
 def unsure(m: Any) -> Any:

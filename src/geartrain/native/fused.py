@@ -112,6 +112,8 @@ class Op(IntEnum):
     NOT_BELOW = auto()
     OTHER_THAN = auto()
     TRUNCATE = auto()
+    TRUTHS = auto()
+    OF_TRUTHS = auto()
 
 
 class Reckoning(IntEnum):

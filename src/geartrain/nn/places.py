@@ -130,7 +130,7 @@ class Places:
         self.weighed = 0
         self.made: list[MadeTensor] = []
         self.homes: dict[fx.Node, Value] = {}
-        self._whole_homes: dict[fx.Node, Value] = {}
+        self._other_homes: dict[fx.Node, Value] = {}
         self.argument: dict[fx.Node, int] = {}
         self._slots: dict[int, int] = {}
         self._free: dict[int, list[int]] = {}
@@ -160,35 +160,37 @@ class Places:
 
     def home(self, x: fx.Node, like: Like) -> None:
         """A tensor of its own."""
-        slot, whole = self.slot(0), like.dtype is torch.int64
-        self.made.append(MadeTensor(slot, like.tail, like.rows, torch.int64 if whole else None))
-        found = Value(At(slot, 0, like.width if like.rows else 0), like, whole)
-        (self._whole_homes if whole else self.homes)[x] = found
+        slot, other = self.slot(0), None if like.dtype.is_floating_point else like.dtype
+        self.made.append(MadeTensor(slot, like.tail, like.rows, other))
+        found = Value(At(slot, 0, like.width if like.rows else 0), like, other is torch.int64)
+        (self.homes if other is None else self._other_homes)[x] = found
 
     def settle(self, x: fx.Node) -> None:
         """What has been made is where it belongs."""
         value, home = self.values.get(x), self.homes.get(x)
         if home is not None and value is not home:
             self.copy(value, home)
-        home = self._whole_homes.get(x)
+        home = self._other_homes.get(x)
         if home is not None and value is not home:
             if not isinstance(value, Value) or not value.like.rows:
                 raise Refused
-            if value.whole:
+            if home.like.dtype is torch.bool:
+                self.add(Op.TRUTHS, home, value.at)
+            elif value.whole:
                 self.copy_integers(value.at, home)
             else:
                 self.add(Op.INTEGERS, home, value.at)
 
-    def of_argument(self, k: int, width: int, *, whole: bool = False) -> int:
+    def of_argument(self, k: int, width: int, dtype: torch.dtype | None = None) -> int:
         slot = self._slots.get(k)
         if slot is None:
             slot = self._slots[k] = self.slot(0)
-            self.given.append((k, slot, width, torch.int64 if whole else None))
+            self.given.append((k, slot, width, dtype))
         return slot
 
     def seeds(self) -> At:
         """One for each row, which come behind all arguments."""
-        return At(self.of_argument(self.operands + len(self._order), 1, whole=True), 0, 1)
+        return At(self.of_argument(self.operands + len(self._order), 1, torch.int64), 0, 1)
 
     def value(self, x: Any) -> Value:
         """Where the numbers of a node lie, in order; integers of an argument become numbers."""
@@ -249,16 +251,24 @@ class Places:
             at = At(self.of_argument(k, self._width), self._columns[x], self._width)
             found = Value(at, like)
         elif x in self.argument:
-            k = self.argument[x]
-            whole = like.dtype is torch.int64 and like.rows and k >= self.operands
-            if like.dtype is not self.dtype and not whole:
-                raise Refused
-            width = like.width if like.rows else 0
-            at = At(self.of_argument(k, width, whole=whole), 0, width)
-            found = Value(at, like, whole)
+            found = self._argument(self.argument[x], like)
         else:
             raise Refused
         self.values[x] = found
+        return found
+
+    def _argument(self, k: int, like: Like) -> Value:
+        """One as it is given; truths become numbers."""
+        own = like.dtype is self.dtype
+        of_rows = like.rows and k >= self.operands
+        if not own and not (of_rows and like.dtype in (torch.int64, torch.bool)):
+            raise Refused
+        width = like.width if like.rows else 0
+        at = At(self.of_argument(k, width, None if own else like.dtype), 0, width)
+        if like.dtype is not torch.bool:
+            return Value(at, like, not own)
+        found = self.spare(like)
+        self.add(Op.OF_TRUTHS, found, at)
         return found
 
     def weight(self, x: Any, *, turned: bool, columns: Runs | None = None) -> tuple[At, int, int]:
@@ -315,7 +325,7 @@ class Places:
 
     def out_of_integers(self, x: fx.Node) -> Value:
         """Where a node's integers are to be written."""
-        return self._whole_homes.get(x) or self.spare_integers(like_of(x))
+        return self._other_homes.get(x) or self.spare_integers(like_of(x))
 
     def lay_within(self, x: fx.Node, whole: fx.Node, at: int) -> None:
         """What is written to x goes where it lies in another, from there on."""
@@ -363,7 +373,7 @@ class Places:
 
     def _widened(self, value: Value, tail: tuple[int, ...], like: Like) -> At:
         """With axes of one entry made as long as they are read."""
-        if len(tail) != len(like.tail) or not value.like.rows:
+        if len(tail) != len(like.tail):
             raise Refused
         out = self.spare(like)
         self.stretch(out, value.at, tail)

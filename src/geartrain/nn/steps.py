@@ -181,8 +181,9 @@ def _make_results(places: Places, results: Sequence[fx.Node]) -> list[int]:
     for x in results:
         if x not in places.argument and x not in numbers:
             like = like_of(x)
-            if not like.dtype.is_floating_point and not (like.dtype is torch.int64 and like.rows):
-                raise Refused
+            if not like.dtype.is_floating_point:
+                if not like.rows or like.dtype not in (torch.int64, torch.bool):
+                    raise Refused(f"a result is {str(like.dtype).removeprefix('torch.')}")
             numbers[x] = ~len(places.made)
             places.home(x, like_of(x))
     return [places.argument[x] if x in places.argument else numbers[x] for x in results]

@@ -150,13 +150,16 @@ def _add_up(places: Places, out: Value, source: Value, axes: Sequence[int], *, m
 
 
 def _home_of_sum(places: Places, x: fx.Node) -> Value | None:
-    """Its own place, or that of what is nothing but a view of it."""
-    home = places.homes.get(x)
-    if home is None and len(x.users) == 1:
-        (view,) = x.users
-        home = places.homes.get(view) if view.target in RESHAPES else None
-        home = None if home is None or home.like.rows else Value(home.at, like_of(x))
-    return home
+    """Its own place, or that of what is nothing but a view of it, or a view of that."""
+    home, view = places.homes.get(x), x
+    while home is None and len(view.users) == 1:
+        (view,) = view.users
+        if view.target not in RESHAPES:
+            return None
+        home = places.homes.get(view)
+    if home is None or view is x:
+        return home
+    return None if home.like.rows else Value(home.at, like_of(x))
 
 
 def _sum_of_rows(
