@@ -221,6 +221,13 @@ LEFT_TO_TORCH: dict[str, Function] = {
     "added up": lambda f, x, k, m: (f(x), torch.stack([k, m], 1).sum(1)),
     "added up so far": lambda f, x, k, m: (f(x), torch.stack([k, m], 1).cumsum(1)),
     "both of two": lambda f, x, k, m: f(x) * k.logical_and(m).unsqueeze(1),
+    "the most of several": lambda f, x, k, m: (f(x), torch.stack([k, m], 1).max(1).values),
+    "which is the most": lambda f, x, k, m: (f(x), torch.stack([k, m], 1).argmax(1)),
+    "the least of several": lambda f, x, k, m: (f(x), torch.stack([k, m], 1).amin(1)),
+    "entries by number": lambda f, x, k, m: (
+        f(x),
+        torch.stack([k, m], 1).gather(1, k[:, None] % 2),
+    ),
     "of numbers": lambda f, x, k, m: (f(x), (x[:, 0] * 10).long()),
     "of fewer bits": lambda f, x, k, m: (f(x), k.int()),
     "times a number": lambda f, x, k, m: (f(x), torch.add(k, m, alpha=2)),

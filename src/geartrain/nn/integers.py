@@ -114,9 +114,9 @@ def most(places: Places, x: fx.Node) -> None:
 
 
 def _maybe_negative(places: Places, x: fx.Node, least: bool) -> Value:
-    """What is read for the most of it, or for the least."""
-    source = places.value(x)
-    if not source.like.rows:
+    """What is read for the most of it, or for the least; of integers, numbers may be alike."""
+    whole, source = places.held(x).whole, places.value(x)
+    if not source.like.rows or whole:
         raise Refused
     if not least:
         return source
