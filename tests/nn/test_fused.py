@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from geartrain.errors import ProtocolError
 from geartrain.native import library
-from geartrain.native.fused import AT_A_TIME, At, Op, Step, Steps
+from geartrain.native.fused import AT_A_TIME, At, Op, Reckoning, Step, Steps
 from geartrain.native.fused import packed as pack
 from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
 from geartrain.native.steady import steady
@@ -260,10 +260,26 @@ def test_a_step_that_would_never_end_is_refused(op: Op) -> None:
 _MANY_AND_INNER = (Op.MOST_BACK, Op.SCATTER, Op.CUMULATE, Op.FLIP)
 _INNER = (Op.EXPAND, Op.REDUCE, Op.MOST, Op.MOST_AT, Op.ONE_HOT)
 _ENDLESS = [
-    *((op, "many") for op in (*AT_A_TIME, Op.MODULO, *_MANY_AND_INNER, Op.TURN)),
+    *((op, "many") for op in (*AT_A_TIME, *_MANY_AND_INNER, Op.TURN)),
     *((op, "inner") for op in (*_INNER, *_MANY_AND_INNER, Op.GATHER, Op.MATRICES, Op.TURN)),
     *((op, "number") for op in (Op.GATHER, Op.MATRICES, Op.TURN, Op.PIECES)),
 ]
+
+
+@pytest.mark.parametrize("by", [0, -1])
+@pytest.mark.parametrize("how", [Reckoning.DIVIDED, Reckoning.LEFT])
+def test_c_divides_by_nothing_below_one(how: Reckoning, by: int) -> None:
+    """The processor would stop at 0, and at the least integer by -1."""
+    memory = torch.full((2, 3), -(1 << 63))
+
+    def run(many: int, *others: At) -> None:
+        step = Step(Op.RECKON, 1, (At(0, 0, 1), At(1, 0, 1), *others), many=many, inner=int(how))
+        Steps([step], [0, 0], torch.float32).run(3, [x.data_ptr() for x in memory])
+
+    run(1)
+    for wrong in ((by,), (1, At(1, 0, 1))):
+        with pytest.raises(ProtocolError, match="would never end"):
+            run(*wrong)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -100,21 +100,6 @@ def test_integers_may_be_negative(name: str) -> None:
     assert_as_autograd(Rowwise(OF_KINDS[name], D, D), (x, KINDS - 4), (x, KINDS))
 
 
-REFUSED: dict[str, Callable[..., Any]] = {
-    "added": lambda f, x, k: f(x) * (k + 1).unsqueeze(1).to(x.dtype),
-    "multiplied": lambda f, x, k: truth(k * k > 3, f(x)),
-    "added up": lambda f, x, k: f(x) * torch.stack([k, k], 1).sum(1, keepdim=True).to(x.dtype),
-    "side by side": lambda f, x, k: f(x) * (torch.stack([k, k], 1)[:, 1:] > 1),
-    "as bits": lambda f, x, k: truth((k & 2) == 2, f(x)),
-    "both of two": lambda f, x, k: truth(k.logical_and(k), f(x)),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_nothing_is_reckoned_in_integers(name: str) -> None:
-    assert not in_c(Rowwise(REFUSED[name], D, D), (torch.randn(N, D), KINDS))
-
-
 BY_NUMBER: dict[str, Callable[..., Any]] = {
     "one": lambda f, x, k: f(x).gather(1, k.unsqueeze(1)),
     "by take_along_dim": lambda f, x, k: torch.take_along_dim(f(x), k.unsqueeze(1), 1),

@@ -141,6 +141,24 @@ class Naming(nn.Module):
         return h, c, h.argmax(1)
 
 
+class Sampling(nn.Module):
+    """Reads the teacher's word or the one that it has made, whose row meets a weight.
+
+    And makes a truth by which it leaves most of the state as it is next time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tagged, self.scores = Tagged(), nn.Linear(WIDTH, 5)
+
+    def forward(self, h: Tensor, drawn: Tensor, still: Tensor, token: Tensor) -> tuple[Tensor, ...]:
+        word = torch.where(drawn % 3 > 0, token, drawn)
+        made, c = self.tagged(h, h, word)
+        next_ = (self.scores(made).argmax(1) * 7 + 3 * word - token).clamp(min=-3) % 5
+        state = torch.tanh(c) * (1 + word.unsqueeze(1))
+        return torch.where(still.unsqueeze(1), h / 2, state), next_, next_ > word
+
+
 def random_trees(arity: int | None) -> list[Instance]:
     """Of at most so many children each; or of just two or none."""
     rng = np.random.default_rng(5)
@@ -275,6 +293,24 @@ def naming(run: str) -> Graph:
     return graph
 
 
+def sampling(run: str) -> Graph:
+    """Integers that a module makes are the rows that it reads of a table next."""
+    graph = Graph(vertex=("token",), value=("turns",))
+    state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+    own = {"keep": "activations"}
+    first = graph.input("x", turn=0).through(linear(), name="first", **own)
+    state.join(first.through(_with_words, name="words", **own))
+    step = state.through(Sampling().double(), name="cell", read="token", **own)
+    more, done = step.where(lambda m: m.turn < m.turns, name="again")
+    state.join(more.move(turn=lambda m: m.turn + 1))
+    done.loss(lambda h, word, still: squared(h) * (1 + word + 3 * still))
+    return graph
+
+
+def _with_words(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return h.tanh(), torch.full((len(h),), 4), h[:, 0] > 0
+
+
 def unsure(m: Any) -> Any:
     """Goes on as long as the payload says so, at most nine times."""
     more = (m.payload[0][:, 0].abs() > 0.05).numpy()
@@ -316,6 +352,7 @@ CASES: dict[str, tuple[Callable[[str], Graph], Callable[[], list[Instance]]]] = 
     "an output that nobody reads": (lambda run: turning(cell, run, both=False), sets),
     "words as numbers": (lambda run: turning(choosing, run), sets),
     "integers that are made": (naming, sets),
+    "words that are made": (sampling, few_and_many),
     "experts by payload": (lambda run: turning(routed, run), sets),
     "a loop that decides": (lambda run: turning(cell, run, again=unsure), sets),
     "experts in a loop that decides": (lambda run: turning(routed, run, again=unsure), sets),

@@ -310,7 +310,9 @@ def test_a_join_that_waits_for_a_port_is_told(runtime):
     both.loss(squares)
     engine = engine_of(graph, runtime.workers)
     engine.begin(train=True)
-    with pytest.raises(StuckError, match=r"'both' waits for port \[1\] of instance 0 .*, vertex=0"):
+    with pytest.raises(
+        StuckError, match=r"'both' waits for port \[1\] \('where'\) of instance 0 .*, vertex=0"
+    ):
         runtime.run(engine, Feeder(iter(rows(2))), Quiet())
 
 

@@ -247,7 +247,8 @@ class Joining(AbstractOperator):
                 "columns that its streams share, or name them: concat(..., on=...)"
             )
         columns = [place.schema.state[name] for name in self._key]
-        return JoinNode(place, len(self.sources), columns, self.how, self._handles)
+        names = [", ".join([x.name for x, _ in each]) for each in self.sources]
+        return JoinNode(place, len(self.sources), columns, self.how, self._handles, names)
 
 
 @final

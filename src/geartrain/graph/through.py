@@ -10,6 +10,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, final
 
 import torch
@@ -300,7 +301,8 @@ class Through(AbstractOperator):
                     "has none; give it a bundle_kernel() method, or use keep='auto' (a program is "
                     "derived where one is faster) or keep='inputs' (runs the module again)"
                 )
-            kernel = derived_kernel(self.name, self.function)
+            tell = partial(setattr, self.experience, "story")
+            kernel = derived_kernel(self.name, self.function, tell)
         if kernel is None and keep == "auto" and call.inside:
             return (
                 call,
@@ -342,7 +344,9 @@ class Through(AbstractOperator):
         if self.use is not None or self.keep in ("inputs", "graph") or self._kernel() is not None:
             return self.keep
         if self.keep == "activations":
-            return self.keep if self.call.inside else "activations, derived"
+            known = self.experience.story != UNDECIDED
+            story = self.experience.story if known else "derived"
+            return self.keep if self.call.inside else f"activations, {story}"
         if self._keeps_masks():
             return "auto: derived, for the mask"
         if self.call.inside:

@@ -56,14 +56,14 @@ class RoutineForm:
         steps: In C.
         slots: Addresses that a call has.
         given: Arguments that it reads: their number, slot, entries a row, and dtype.
-        made: What it makes: slot, shape after the rows, and whether it has rows.
+        made: What it makes: slot, shape after the rows, whether it has rows, and dtype.
         results: By result an argument (from 0), or what is made (from -1, downwards).
     """
 
     steps: Steps
     slots: int
     given: Sequence[tuple[int, int, int, torch.dtype]]
-    made: Sequence[tuple[int, tuple[int, ...], bool]]
+    made: Sequence[tuple[int, tuple[int, ...], bool, torch.dtype]]
     results: Sequence[int]
 
 
@@ -178,7 +178,7 @@ class CallForm:
         )
 
     def _is_possible(self) -> bool:
-        made = all(rows for _, _, rows in self.forward.made)
+        made = all(rows for _, _, rows, _ in self.forward.made)
         mine = all(
             home == ("output", j) or home[0] == "input" for j, home in enumerate(self._of_outputs)
         )

@@ -95,7 +95,9 @@ class Op(IntEnum):
     DRAW = auto()
     WHOLE = auto()
     COMPARE = auto()
-    MODULO = auto()
+    RECKON = auto()
+    PICK = auto()
+    SET_INTEGERS = auto()
     MOST_AT = auto()
     GATHER = auto()
     SCATTER = auto()
@@ -109,6 +111,25 @@ class Op(IntEnum):
     NOT_ABOVE = auto()
     NOT_BELOW = auto()
     OTHER_THAN = auto()
+    TRUNCATE = auto()
+    TRUTHS = auto()
+    OF_TRUTHS = auto()
+
+
+class Reckoning(IntEnum):
+    """What ``RECKON`` does with two integers; in the order of fused.inc."""
+
+    PLUS = 0
+    MINUS = auto()
+    LESS_FROM = auto()
+    TIMES = auto()
+    DIVIDED = auto()
+    LEFT = auto()
+    LOWER = auto()
+    UPPER = auto()
+    AND = auto()
+    OR = auto()
+    XOR = auto()
 
 
 AT_A_TIME: Final = frozenset(
@@ -195,7 +216,7 @@ class Steps:
     Args:
         steps: In order.
         room: By slot the entries a row that it has in between, in memory of the call; 0: the call
-            says where it lies.
+            says where it lies. Integers take as much as two floats.
         dtype: Of all but row numbers.
     """
 

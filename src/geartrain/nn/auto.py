@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from geartrain.frames.message import Gradient, Payload
 from geartrain.native import operations
-from geartrain.nn.cut import Cut
+from geartrain.nn.cut import by_whom
 from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
 from geartrain.nn.registry import REGISTRY, Known, kind_of
@@ -148,11 +148,11 @@ class MeasuredChoice(AbstractChoice):
             self._tell(
                 f"runs again (derived would take {ratio:.2f} of it)"
                 if ratio > WORTH
-                else f"derived, {ratio:.2f} of running again{_by(known.cut)}"
+                else f"derived, {ratio:.2f} of running again{by_whom(known.cut)}"
             )
         elif experience.story == UNDECIDED:
             again = experience.chosen == "again"
-            derived = f"derived, as chosen before{_by(known.cut)}"
+            derived = f"derived, as chosen before{by_whom(known.cut)}"
             self._tell("runs again, as chosen before" if again else derived)
         if experience.chosen == "again":
             self._settled = True
@@ -204,11 +204,6 @@ class MeasuredChoice(AbstractChoice):
         if self._experience.story != story:
             self._experience.story = story
             log.info("'%s', keep='auto': %s", self._name, story)
-
-
-def _by(cut: Cut) -> str:
-    """Who computes it, where that is not C, and why."""
-    return f"; by torch: {cut.parts.unfused}" if cut.parts.unfused else ""
 
 
 def _size(n: int) -> int:

@@ -119,6 +119,31 @@ def _of_heads_within(
     return _of_heads(query, key, value, width, heads, *more, **how)
 
 
+def _group_norm(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    if not x.is_cpu:
+        return None
+    groups = x.reshape(x.shape[0], num_groups, -1)
+    found = _of_mean_none(groups, eps).reshape(x.shape)
+    if x.ndim > 2:
+        ones = [1] * (x.ndim - 2)
+        weight = None if weight is None else weight.view(-1, *ones)
+        bias = None if bias is None else bias.view(-1, *ones)
+    found = found if weight is None else found * weight
+    return found if bias is None else found + bias
+
+
+def _of_mean_none(x: Tensor, eps: float) -> Tensor:
+    """With a mean of none, and a deviation of one, along the last axis."""
+    away = x - x.mean(-1, keepdim=True)
+    return away * ((away * away).mean(-1, keepdim=True) + eps).rsqrt()
+
+
 def _mish(x: Tensor, inplace: bool = False) -> Tensor:
     return x * torch.tanh(functional.softplus(x))
 
@@ -156,8 +181,7 @@ def _layer_norm(
 ) -> Tensor | None:
     if len(normalized_shape) != 1 or (weight is not None and bias is not None):
         return None
-    away = x - x.mean(-1, keepdim=True)
-    found = away * ((away * away).mean(-1, keepdim=True) + eps).rsqrt()
+    found = _of_mean_none(x, eps)
     found = found if weight is None else found * weight
     return found if bias is None else found + bias
 
@@ -165,6 +189,7 @@ def _layer_norm(
 WITHIN_ROWS: Final[Mapping[Any, Callable[..., Any]]] = {
     functional.scaled_dot_product_attention: _attention_within,
     functional.multi_head_attention_forward: _of_heads_within,
+    functional.group_norm: _group_norm,
 }
 """As ``COMPOSED``, of what is within a row."""
 COMPOSED: Final[Mapping[Any, Callable[..., Any]]] = {

@@ -49,3 +49,8 @@ class HoistedCuts:
     late: Cut
     early_reads: tuple[int, ...]
     late_reads: tuple[int, ...]
+
+
+def by_whom(cut: Cut) -> str:
+    """Who computes it, where that is not C, and why."""
+    return f"; by torch: {cut.parts.unfused}" if cut.parts.unfused else ""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from geartrain.errors import GraphError, ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload
+from geartrain.nn.cut import by_whom
 from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
 from geartrain.nn.registry import REGISTRY, kind_of
@@ -48,6 +49,7 @@ class DerivedKernel(AbstractKernel):
     Args:
         name: The node, for the log.
         function: The module or function.
+        tell: Is told what has come of it, for the printed graph.
 
     Attributes:
         refused: Why the module is run again instead, under the latest settings; None if it is not.
@@ -55,8 +57,13 @@ class DerivedKernel(AbstractKernel):
 
     traces = True
 
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self._name, self._function = name, function
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._name, self._function, self._tell = name, function, tell
         self._structure = Structure(function)
         self._operands = Operands(function)
         self._programs: dict[object, tuple[object, AbstractKernel]] = {}
@@ -114,6 +121,7 @@ class DerivedKernel(AbstractKernel):
         known = REGISTRY.ask(self._name, self._function, self._structure, inputs)
         self.refused = known.refused
         if known.cut is not None:
+            self._tell(f"derived{by_whom(known.cut)}")
             return Program(known.cut, self._operands)
         if any(drops(each) for each in modules_of(self._function)):
             raise GraphError(
@@ -121,6 +129,7 @@ class DerivedKernel(AbstractKernel):
                 "draw another mask when the module is run again; use geartrain.nn.RowDropout as a "
                 "node of its own, or keep='graph' with bundles"
             )
+        self._tell(f"runs again (cannot be cut: {known.refused})")
         if not known.told:
             known.told = True
             log.warning("'%s' runs again for its gradient: %s", self._name, known.refused)

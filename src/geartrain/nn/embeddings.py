@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import torch
@@ -41,10 +42,16 @@ def _looked_up(places: Places, x: fx.Node) -> None:
 
 
 def _row_numbers(places: Places, ids: fx.Node) -> At:
-    """Of a table, one for each row."""
-    if ids not in places.argument or like_of(ids) != Like((), True, torch.int64):
+    """Of a table, one for each row, side by side."""
+    like = like_of(ids)
+    if like != Like((), True, torch.int64):
         raise Refused
-    return At(places.of_argument(places.argument[ids], 1, whole=True), 0, 1)
+    found = places.integers(ids)
+    if found.at.row != 1:
+        lone = places.spare_integers(like)
+        places.copy_integers(found.at, lone)
+        found = lone
+    return found.at
 
 
 def _embed(places: Places, x: fx.Node) -> None:
@@ -73,12 +80,12 @@ def _embed_several(places: Places, x: fx.Node, table: Value) -> None:
     """Rows of a table side by side."""
     ids, like = cast("fx.Node", x.args[1]), like_of(x)
     few = like_of(ids)
-    if ids not in places.argument or few.dtype is not torch.int64 or not few.rows or few.merged:
+    if few.dtype is not torch.int64 or not few.rows or few.merged:
         raise Refused
-    slot = places.of_argument(places.argument[ids], few.width, whole=True)
+    which = places.integers(ids).at
     out, (many, width) = places.out(x), table.like.tail
     for k in range(few.width):
-        part, at = out.part(k * width, (width,)), At(slot, k, few.width)
+        part, at = out.part(k * width, (width,)), replace(which, at=which.at + k)
         places.add(Op.EMBED, part, at, table.at, many=many)
     places.values[x] = Value(out.at, like)
 

@@ -32,6 +32,7 @@ ONE: Final[Mapping[Any, Op]] = {
     aten.sin.default: Op.SINE,
     aten.cos.default: Op.COSINE,
     aten.erf.default: Op.ERF,
+    aten.trunc.default: Op.TRUNCATE,
 }
 NUMBERS: Final[Mapping[Any, Callable[[float], tuple[Op, float]]]] = {
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), lambda v: (Op.ADD_NUMBER, v)),
@@ -66,12 +67,16 @@ TWO: Final[Mapping[Any, Op]] = {
     aten.bitwise_and.Tensor: Op.MUL,
     aten.logical_or.default: Op.MAXIMUM,
     aten.bitwise_or.Tensor: Op.MAXIMUM,
+    aten.logical_xor.default: Op.UNEQUAL,
+    aten.bitwise_xor.Tensor: Op.UNEQUAL,
 }
 TRUTHS: Final = {
     aten.logical_and.default,
     aten.bitwise_and.Tensor,
     aten.logical_or.default,
     aten.bitwise_or.Tensor,
+    aten.logical_xor.default,
+    aten.bitwise_xor.Tensor,
     aten.bitwise_not.default,
 }
 """Have a step of what is one or nothing."""

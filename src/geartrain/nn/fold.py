@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from geartrain.nn.counted import SIZES
+from geartrain.nn.places import Like
 from geartrain.nn.terms import How, Term
 from geartrain.nodes.products import affine, times
 
@@ -188,12 +189,8 @@ class Folding:
         return matrix and self._names_rows(summand.tensors[1])
 
     def _names_rows(self, ids: fx.Node) -> bool:
-        """Whether it is an input that names one row of a table for each row."""
-        return (
-            ids in self._inputs
-            and len(self._shapes[ids]) == 1
-            and ids.meta.get("dtype") is torch.int64
-        )
+        """Whether it names one row of a table for each row."""
+        return ids.meta.get("like") == Like((), True, torch.int64)
 
     def _leaves(
         self, x: fx.Node, columns: Columns | None = None

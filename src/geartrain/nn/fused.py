@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias, final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ from geartrain.nn.terms import Term
 Addresses: TypeAlias = tuple[list[int], list[Tensor]]
 Runs: TypeAlias = tuple[tuple[int, int], ...]
 """Columns of a weight: first and end of those that are neighbours."""
-_NONE: Final = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 @final
@@ -37,13 +36,13 @@ class MadeTensor:
         slot: Its address.
         tail: Its shape, after the rows.
         rows: Whether it has rows; else rows are added up in it.
-        whole: Whether it is int64.
+        dtype: Of it; None: what the program computes with.
     """
 
     slot: int
     tail: tuple[int, ...]
     rows: bool
-    whole: bool = False
+    dtype: torch.dtype | None = None
 
 
 @final
@@ -146,7 +145,7 @@ class Routine:
         dtype: Of what it computes with.
         operands: Those that are read as they are, and their slots.
         weights: Operand, whether turned, which columns, slot: what products read packed.
-        given: Argument, slot, entries a row, and whether these are int64.
+        given: Argument, slot, entries a row, and their dtype; None: ``dtype``.
         made: What a call makes.
         results: By result an argument (from 0), or the number of what is made (from -1, downwards).
         tables: Tables after a weight, how wide, and their slots.
@@ -162,27 +161,25 @@ class Routine:
         dtype: torch.dtype,
         operands: Sequence[tuple[int, int]],
         weights: Sequence[tuple[int, bool, Runs | None, int]],
-        given: Sequence[tuple[int, int, int, bool]],
+        given: Sequence[tuple[int, int, int, torch.dtype | None]],
         made: Sequence[MadeTensor],
         results: Sequence[int],
         tables: Sequence[tuple[MadeTable, int, int]] = (),
     ) -> None:
         self._steps, self._slots, self._dtype = steps, slots, dtype
         self._operands, self._weights = operands, weights
-        self._given = [
-            (k, slot, width, torch.int64 if whole else dtype) for k, slot, width, whole in given
-        ]
+        self._given = [(k, slot, width, its or dtype) for k, slot, width, its in given]
         self._made, self._results = made, results
         self._tables = [(one, slot, one.steps(out, dtype)) for one, out, slot in tables]
         met = [k for one, *_ in tables for k in (one.weight, one.table, *one.biases)]
         self._read = [*(k for k, _ in operands), *(k for k, *_ in weights), *met]
         self._like = torch.empty(0, dtype=dtype, device="cpu")
-        self._makers = [(_NONE if one.whole else self._like).new_empty for one in made]
+        self._makers = [self._like.to(one.dtype or dtype).new_empty for one in made]
         self._sizes = [
             (one.rows, one.slot, one.tail, new) for one, new in zip(made, self._makers, strict=True)
         ]
         self._looks = slots, dtype, tuple(self._given), tuple(made), tuple(results)
-        whats = [(one.slot, one.tail, one.rows) for one in made]
+        whats = [(one.slot, one.tail, one.rows, one.dtype or dtype) for one in made]
         self.form = RoutineForm(steps, slots, self._given, whats, results)
 
     def alike(self, other: Routine) -> bool:

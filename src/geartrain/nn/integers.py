@@ -1,11 +1,11 @@
 """Operators on integers that have a step in C, and those that name entries of a row by number.
 
-    int64 of an argument ─► compared, or divided, as integers ─► truths and remainders, as numbers
-                         ─► numbers, where they meet numbers
-    the place of the most, or an argument ─► entries there, and back to there
+    int64 ─► compared as integers ─► truths, as numbers
+          ─► numbers, where they meet numbers
+    the place of the most, or int64 ─► entries there, and back to there
 
-Nothing is added or multiplied as integers: what comes out of here is small, or a truth, so that a
-number of the program's dtype has it exactly.
+What comes out of here is small, or a truth, so that a number of the program's dtype has it exactly.
+``reckoning.py`` makes integers of integers.
 """
 
 from __future__ import annotations
@@ -39,22 +39,24 @@ COMPARED: Final[Mapping[Any, int]] = {
 
 
 def compares(places: Places, x: fx.Node) -> bool:
-    """Whether a node compares nothing but integers of arguments."""
+    """Whether a node compares nothing but integers, of which some are int64."""
     if x.target not in COMPARED or x.kwargs:
         return False
-    a, b = x.args
-    return _is_whole(places, a) and (isinstance(b, int) or _is_whole(places, b))
+    given = [y for y in x.args if not isinstance(y, int)]
+    integers = all(_is_of_integers(y) for y in given)
+    return integers and any(places.held(y).whole for y in given)
 
 
-def _is_whole(places: Places, x: Any) -> bool:
-    return isinstance(x, fx.Node) and like_of(x).rows and places.held(x).whole
+def _is_of_integers(x: Any) -> bool:
+    like = x.meta.get("like") if isinstance(x, fx.Node) else None
+    return isinstance(like, Like) and like.rows and like.dtype in (torch.int64, torch.bool)
 
 
 def compare(places: Places, x: fx.Node) -> None:
     """Integers as such, with others or with one."""
     a, b = x.args
     which, like = COMPARED[x.target], like_of(x)
-    read = [_across(places.held(y), like) for y in (a, b) if isinstance(y, fx.Node)]
+    read = [across(places.integers(y), like) for y in (a, b) if isinstance(y, fx.Node)]
     number = b if isinstance(b, int) else 0
     _write_comparison(places, x, read, number, which)
 
@@ -64,7 +66,7 @@ def _write_comparison(places: Places, x: fx.Node, read: list[At], number: int, w
     places.add(Op.COMPARE, out, *read, many=number, inner=which)
 
 
-def _across(value: Value, like: Like) -> At:
+def across(value: Value, like: Like) -> At:
     """Where integers are read, each for itself or one for all of a row."""
     if value.like.tail == like.tail:
         return value.at
@@ -82,9 +84,10 @@ def convert_dtype(places: Places, x: fx.Node) -> Value:
     if like.dtype is before:
         return source
     if like.dtype is torch.bool:
-        if not source.whole:
-            raise Refused
-        _write_comparison(places, x, [source.at], 0, _LESS + _MORE)
+        if source.whole:
+            _write_comparison(places, x, [source.at], 0, _LESS + _MORE)
+        else:
+            places.step(x, Op.OTHER_THAN, args[:1], 0.0)
         found: Value = places.values[x]
         return found
     if before not in (torch.bool, torch.int64) or like.dtype not in (places.dtype, torch.int64):
@@ -93,19 +96,6 @@ def convert_dtype(places: Places, x: fx.Node) -> Value:
 
 
 _NEITHER_HERE_NOR_THERE: Final = {"dtype", "layout", "device", "memory_format"}
-
-
-def remainder(places: Places, x: fx.Node) -> None:
-    """What is left of integers by a number."""
-    args: Any = x.args
-    number = args[1]
-    if not _is_whole(places, args[0]) or not isinstance(number, int):
-        raise Refused
-    if not 0 < number <= LARGEST:
-        raise Refused
-    out = places.out(x)
-    places.add(Op.MODULO, out, places.held(args[0]).at, many=number)
-    places.values[x] = out
 
 
 def most(places: Places, x: fx.Node) -> None:
@@ -124,9 +114,9 @@ def most(places: Places, x: fx.Node) -> None:
 
 
 def _maybe_negative(places: Places, x: fx.Node, least: bool) -> Value:
-    """What is read for the most of it, or for the least."""
-    source = places.value(x)
-    if not source.like.rows:
+    """What is read for the most of it, or for the least; of integers, numbers may be alike."""
+    whole, source = places.held(x).whole, places.value(x)
+    if not source.like.rows or whole:
         raise Refused
     if not least:
         return source
@@ -221,14 +211,12 @@ SCATTERING: Final = {aten.scatter_add.default, aten.scatter.src}
 COUNTS: Final = {
     aten.sum.default,
     aten.sum.dim_IntList,
-    aten.remainder.Scalar,
     aten.argmax.default,
     aten.argmin.default,
     aten.embedding.default,  # of a unit matrix
 }
 """What makes integers that a number has exactly."""
 INTEGERS: Final[Mapping[Any, Callable[[Places, fx.Node], None]]] = {
-    aten.remainder.Scalar: remainder,
     aten.amax.default: most,
     aten.amin.default: most,
     aten.max.dim: most_and_where,

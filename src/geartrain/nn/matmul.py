@@ -7,7 +7,7 @@ lies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -83,13 +83,14 @@ def _turn(places: Places, x: fx.Node) -> None:
     if real == sorted(real):
         places.values[x] = replace(source, like=like)
         return
+    swaps = list(_swaps(real))
     source = places.value(args[0])
-    before, many, inner = _swapped(real)
-    sizes = [math.prod(tail[d] for d in some) for some in (many, inner)]
-    rest = [d for d in real if d not in (*before, *many, *inner)]
-    out = places.values[x] = places.out(x)
-    number = math.prod(tail[d] for d in rest)
-    places.add(Op.TURN, out, source.at, many=sizes[0], inner=sizes[1], number=number)
+    for k, some in enumerate(swaps):
+        out = places.out(x) if k == len(swaps) - 1 else places.spare(like)
+        many, inner, rest = (math.prod(tail[d] for d in axes) for axes in some)
+        places.add(Op.TURN, out, source.at, many=many, inner=inner, number=rest)
+        source = out
+    places.values[x] = source
 
 
 def moved_axes(x: fx.Node, like: Like) -> list[int]:
@@ -111,21 +112,17 @@ def _order(x: fx.Node, rank: int) -> list[int]:
     return order
 
 
-def _swapped(order: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """Axes that stay before, and neighbours that change places with those after them.
-
-    Raises:
-        Refused: They go other ways.
-    """
-    sorted_ = sorted(order)
-    first = next(k for k, d in enumerate(order) if d != sorted_[k])
-    at = order.index(sorted_[first])
-    inner = list(order[first:at])
-    many = [d for d in sorted_[first:] if d < inner[0]]
-    found = [*sorted_[:first], *inner, *many]
-    if list(order) != [*found, *sorted_[len(found) :]]:
-        raise Refused
-    return sorted_[:first], many, inner
+def _swaps(order: Sequence[int]) -> Iterator[tuple[list[int], list[int], list[int]]]:
+    """Neighbours that change places, one pair after the other, and what comes after them."""
+    now = sorted(order)
+    for k, d in enumerate(order):
+        at = end = now.index(d)
+        if at > k:
+            while end < len(now) and now[end] == order[k + end - at]:
+                end += 1
+            many, inner, rest = now[k:at], now[at:end], now[end:]
+            now = [*now[:k], *inner, *many, *rest]
+            yield many, inner, rest
 
 
 TURNS: Final = (aten.transpose.int, aten.permute.default)

@@ -13,7 +13,7 @@ from typing import Any, Final, final
 import torch
 from torch import fx
 
-from geartrain.native.fused import At, Op, Step
+from geartrain.native.fused import At, Op, Reckoning, Step
 from geartrain.nn.fused import MadeTable, MadeTensor, Runs
 
 aten = torch.ops.aten
@@ -71,8 +71,8 @@ class Value:
     Args:
         at: Where they lie.
         like: What they are read as.
-        whole: Whether they are int64, as arguments are. All else is numbers of the program's
-            dtype, also what a step makes of integers (a truth is 1 or 0, a count itself).
+        whole: Whether they are int64, as arguments are, and what is reckoned of integers. All else
+            is numbers of the program's dtype (a truth is 1 or 0, a count itself).
         turned: Whether its last two axes lie the other way round there.
         which: Row numbers, if rows of a table are still to be looked up.
         of: How many rows that table has.
@@ -102,6 +102,7 @@ class Places:
     Attributes:
         argument: Which argument a placeholder is.
         homes: Nodes with a place of their own: results, but integers, and what is kept.
+        reckons: Whether there are integers between steps.
         made: Tensors that a call makes.
         given, weights: What steps read of arguments, and of operands in products: which, whether
             turned, and which columns.
@@ -121,7 +122,7 @@ class Places:
         self.values: dict[fx.Node, Any] = {}
         self.room: list[int] = []
         self.steps: list[Step] = []
-        self.given: list[tuple[int, int, int, bool]] = []
+        self.given: list[tuple[int, int, int, torch.dtype | None]] = []
         self.weights: dict[tuple[int, bool, Runs | None], int] = {}
         self.tables: dict[MadeTable, int] = {}
         self.outs: dict[MadeTable, int] = {}
@@ -129,7 +130,7 @@ class Places:
         self.weighed = 0
         self.made: list[MadeTensor] = []
         self.homes: dict[fx.Node, Value] = {}
-        self._whole_homes: dict[fx.Node, Value] = {}
+        self._other_homes: dict[fx.Node, Value] = {}
         self.argument: dict[fx.Node, int] = {}
         self._slots: dict[int, int] = {}
         self._free: dict[int, list[int]] = {}
@@ -137,6 +138,8 @@ class Places:
         self._begun: dict[fx.Node, Value] = {}
         self._within: dict[fx.Node, tuple[fx.Node, int]] = {}
         self._converted: dict[tuple[At, int], At] = {}
+        self._integers: dict[fx.Node, Value] = {}
+        self.reckons = False
 
     def given_as(
         self, order: Sequence[fx.Node | None], columns: Mapping[fx.Node, int], width: int
@@ -157,32 +160,37 @@ class Places:
 
     def home(self, x: fx.Node, like: Like) -> None:
         """A tensor of its own."""
-        slot, whole = self.slot(0), like.dtype is torch.int64
-        self.made.append(MadeTensor(slot, like.tail, like.rows, whole))
-        found = Value(At(slot, 0, like.width if like.rows else 0), like, whole)
-        (self._whole_homes if whole else self.homes)[x] = found
+        slot, other = self.slot(0), None if like.dtype.is_floating_point else like.dtype
+        self.made.append(MadeTensor(slot, like.tail, like.rows, other))
+        found = Value(At(slot, 0, like.width if like.rows else 0), like, other is torch.int64)
+        (self.homes if other is None else self._other_homes)[x] = found
 
     def settle(self, x: fx.Node) -> None:
         """What has been made is where it belongs."""
         value, home = self.values.get(x), self.homes.get(x)
         if home is not None and value is not home:
             self.copy(value, home)
-        home = self._whole_homes.get(x)
-        if home is not None:
-            if not isinstance(value, Value) or value.whole or not value.like.rows:
+        home = self._other_homes.get(x)
+        if home is not None and value is not home:
+            if not isinstance(value, Value) or not value.like.rows:
                 raise Refused
-            self.add(Op.INTEGERS, home, value.at)
+            if home.like.dtype is torch.bool:
+                self.add(Op.TRUTHS, home, value.at)
+            elif value.whole:
+                self.copy_integers(value.at, home)
+            else:
+                self.add(Op.INTEGERS, home, value.at)
 
-    def of_argument(self, k: int, width: int, *, whole: bool = False) -> int:
+    def of_argument(self, k: int, width: int, dtype: torch.dtype | None = None) -> int:
         slot = self._slots.get(k)
         if slot is None:
             slot = self._slots[k] = self.slot(0)
-            self.given.append((k, slot, width, whole))
+            self.given.append((k, slot, width, dtype))
         return slot
 
     def seeds(self) -> At:
         """One for each row, which come behind all arguments."""
-        return At(self.of_argument(self.operands + len(self._order), 1, whole=True), 0, 1)
+        return At(self.of_argument(self.operands + len(self._order), 1, torch.int64), 0, 1)
 
     def value(self, x: Any) -> Value:
         """Where the numbers of a node lie, in order; integers of an argument become numbers."""
@@ -195,6 +203,18 @@ class Places:
             self.add(Op.WHOLE, out, found.at)
             self._converted[key] = out.at
         return Value(self._converted[key], found.like)
+
+    def integers(self, x: Any) -> Value:
+        """Where the integers of a node lie as such; a truth or a count becomes one."""
+        found = self.held(x)
+        if found.whole:
+            return found
+        if not found.like.rows or like_of(x).dtype not in (torch.int64, torch.bool):
+            raise Refused
+        if x not in self._integers:
+            self._integers[x] = self.spare_integers(found.like)
+            self.add(Op.INTEGERS, self._integers[x], found.at)
+        return replace(self._integers[x], like=found.like)
 
     def held(self, x: Any) -> Value:
         """Where what a node holds lies, in order, which may be integers of an argument."""
@@ -231,16 +251,24 @@ class Places:
             at = At(self.of_argument(k, self._width), self._columns[x], self._width)
             found = Value(at, like)
         elif x in self.argument:
-            k = self.argument[x]
-            whole = like.dtype is torch.int64 and like.rows and k >= self.operands
-            if like.dtype is not self.dtype and not whole:
-                raise Refused
-            width = like.width if like.rows else 0
-            at = At(self.of_argument(k, width, whole=whole), 0, width)
-            found = Value(at, like, whole)
+            found = self._argument(self.argument[x], like)
         else:
             raise Refused
         self.values[x] = found
+        return found
+
+    def _argument(self, k: int, like: Like) -> Value:
+        """One as it is given; truths become numbers."""
+        own = like.dtype is self.dtype
+        of_rows = like.rows and k >= self.operands
+        if not own and not (of_rows and like.dtype in (torch.int64, torch.bool)):
+            raise Refused
+        width = like.width if like.rows else 0
+        at = At(self.of_argument(k, width, None if own else like.dtype), 0, width)
+        if like.dtype is not torch.bool:
+            return Value(at, like, not own)
+        found = self.spare(like)
+        self.add(Op.OF_TRUTHS, found, at)
         return found
 
     def weight(self, x: Any, *, turned: bool, columns: Runs | None = None) -> tuple[At, int, int]:
@@ -295,6 +323,10 @@ class Places:
             home = Value(At(slot, 0, like.width), like)
         return home
 
+    def out_of_integers(self, x: fx.Node) -> Value:
+        """Where a node's integers are to be written."""
+        return self._other_homes.get(x) or self.spare_integers(like_of(x))
+
     def lay_within(self, x: fx.Node, whole: fx.Node, at: int) -> None:
         """What is written to x goes where it lies in another, from there on."""
         self._within[x] = whole, at
@@ -341,7 +373,7 @@ class Places:
 
     def _widened(self, value: Value, tail: tuple[int, ...], like: Like) -> At:
         """With axes of one entry made as long as they are read."""
-        if len(tail) != len(like.tail) or not value.like.rows:
+        if len(tail) != len(like.tail):
             raise Refused
         out = self.spare(like)
         self.stretch(out, value.at, tail)
@@ -389,6 +421,17 @@ class Places:
             self._in_order(value, home)
         elif value.at != home.at:
             self.add(Op.COPY, home, value.at)
+
+    def copy_integers(self, at: At, home: Value) -> None:
+        self.add(Op.RECKON, home, at, inner=Reckoning.PLUS)
+
+    def spare_integers(self, like: Like) -> Value:
+        """Room for integers, which nobody else gets: what has been made of them stays theirs."""
+        if not like.rows or not like.width:
+            raise Refused
+        self.reckons = True
+        slot = self.slot(like.width * torch.int64.itemsize // self.dtype.itemsize)
+        return Value(At(slot, 0, like.width), replace(like, dtype=torch.int64), whole=True)
 
     def spare(self, like: Like) -> Value:
         return Value(At(self.slot(like.width), 0, like.width), like)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError
-from geartrain.nn.cut import Cut
+from geartrain.nn.cut import Cut, by_whom
 from geartrain.nn.derivation import RestlessError
 from geartrain.nn.derivation import derive as derive
 from geartrain.nn.structure import Same, Structure
@@ -120,7 +120,7 @@ class Registry:
             cut = derive(function, inputs)
         except GraphError as error:
             return Known(None, str(error), isinstance(error, RestlessError))
-        told = f"; by torch: {cut.parts.unfused}" if cut.parts.unfused else ""
+        told = by_whom(cut)
         log.info("'%s' was traced in %.0f ms%s", name, 1e3 * (time.perf_counter() - began), told)
         return Known(cut)
 

@@ -119,6 +119,21 @@ def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.cat([x.unsqueeze(dim) for x in tensors], dim)
 
 
+def _frac(x: Tensor) -> Tensor:
+    return x - x.trunc()
+
+
+def _any(x: Tensor, dim: int, keepdim: bool = False) -> Tensor | None:
+    """Of truths: whether there are any, as a number."""
+    few = x.dtype is torch.bool and dim % max(x.ndim, 1)
+    return x.sum(dim, keepdim) > 0 if few else None
+
+
+def _all(x: Tensor, dim: int, keepdim: bool = False) -> Tensor | None:
+    few = x.dtype is torch.bool and dim % max(x.ndim, 1)
+    return x.logical_not().sum(dim, keepdim) == 0 if few else None
+
+
 def _mish(x: Tensor) -> Tensor:
     return x * torch.tanh(torch.nn.functional.softplus(x))
 
@@ -213,6 +228,9 @@ SIMPLER: Final[Mapping[Any, Callable[..., Any]]] = {
     aten.var.correction: _variance,
     aten.std.correction: _deviation,
     aten.stack.default: _stack,
+    aten.frac.default: _frac,
+    aten.any.dim: _any,
+    aten.all.dim: _all,
     aten.mish.default: _mish,
     aten.mish_backward.default: _mish_back,
     aten._prelu_kernel.default: _prelu,

@@ -82,6 +82,7 @@ class _Both:
         own: list[int] = []
         for k, x in enumerate(kept):
             alone = x.op == "placeholder" or x in results[: self._outputs] or places[k] in ways
+            alone = alone or like_of(x).dtype is torch.int64
             (own if alone else block).append(k)
         columns, width = {}, 0
         for k in block:
@@ -159,9 +160,11 @@ def _routine(
             places.release(y)
     if places.weighed > MOST_WEIGHTS:
         raise Refused("its weights are large")
+    # With integers in between, every slot begins where one may lie.
+    room = [wide + wide % 2 for wide in places.room] if places.reckons else places.room
     return Routine(
-        Steps(places.steps, places.room, places.dtype),
-        len(places.room),
+        Steps(places.steps, room, places.dtype),
+        len(room),
         places.dtype,
         [(k, slot) for k, slot, *_ in places.given if k < places.operands],
         [(*weight, slot) for weight, slot in places.weights.items()],
@@ -178,8 +181,9 @@ def _make_results(places: Places, results: Sequence[fx.Node]) -> list[int]:
     for x in results:
         if x not in places.argument and x not in numbers:
             like = like_of(x)
-            if not like.dtype.is_floating_point and not (like.dtype is torch.int64 and like.rows):
-                raise Refused
+            if not like.dtype.is_floating_point:
+                if not like.rows or like.dtype not in (torch.int64, torch.bool):
+                    raise Refused(f"a result is {str(like.dtype).removeprefix('torch.')}")
             numbers[x] = ~len(places.made)
             places.home(x, like_of(x))
     return [places.argument[x] if x in places.argument else numbers[x] for x in results]

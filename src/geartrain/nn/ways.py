@@ -30,6 +30,7 @@ from geartrain.nn.integers import (
 from geartrain.nn.matmul import MATMUL, TURNS, moved_axes
 from geartrain.nn.pieces import PARTS, WHOLES
 from geartrain.nn.places import RESHAPES, Like, Places, Refused, Value, like_of
+from geartrain.nn.reckoning import CONSTANTS, reckon, reckons, repeated
 
 aten = torch.ops.aten
 
@@ -45,6 +46,9 @@ def convert(places: Places, x: fx.Node) -> None:
         raise Refused
     if target in VIEWS:
         places.values[x] = VIEWS[target](places, x)
+        return
+    if reckons(x):
+        reckon(places, x)
         return
     if not _is_told(places, x):
         raise Refused
@@ -95,6 +99,8 @@ def lay_within_cats(places: Places, graph: fx.Graph) -> None:
         args: Any = x.args
         if x.target is not aten.cat.default or not isinstance(like, Like) or not like.rows:
             continue
+        if like.dtype is torch.int64:
+            continue
         if len(args) != 2 or args[1] % (len(like.tail) + 1) != 1:
             continue
         at = 0
@@ -144,13 +150,16 @@ def _add_up(places: Places, out: Value, source: Value, axes: Sequence[int], *, m
 
 
 def _home_of_sum(places: Places, x: fx.Node) -> Value | None:
-    """Its own place, or that of what is nothing but a view of it."""
-    home = places.homes.get(x)
-    if home is None and len(x.users) == 1:
-        (view,) = x.users
-        home = places.homes.get(view) if view.target in RESHAPES else None
-        home = None if home is None or home.like.rows else Value(home.at, like_of(x))
-    return home
+    """Its own place, or that of what is nothing but a view of it, or a view of that."""
+    home, view = places.homes.get(x), x
+    while home is None and len(view.users) == 1:
+        (view,) = view.users
+        if view.target not in RESHAPES:
+            return None
+        home = places.homes.get(view)
+    if home is None or view is x:
+        return home
+    return None if home.like.rows else Value(home.at, like_of(x))
 
 
 def _sum_of_rows(
@@ -305,7 +314,7 @@ def _at_least(places: Places, x: fx.Node) -> None:
 
 
 def _full(places: Places, x: fx.Node) -> None:
-    number: Any = x.args[1]
+    number = CONSTANTS[x.target](x.args)
     if not isinstance(number, (int, float)):
         raise Refused
     out = places.values[x] = places.out(x)
@@ -364,7 +373,8 @@ def _expand(places: Places, x: fx.Node) -> None:
         places.values[x] = replace(source, like=like)
         return
     if source.whole and any(y.target not in NAMING for y in x.users):
-        raise Refused
+        places.values[x] = repeated(places, x)
+        return
     source = places.value(x.args[0])
     if not source.like.rows and like.rows and x not in places.homes:
         rest = tail[1:] if len(tail) == len(like.tail) + 1 and tail[0] == 1 else tail
@@ -419,7 +429,7 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     ),
     aten.scalar_tensor.default: _scalar,
     aten.clamp_min.Tensor: _at_least,
-    aten.fill.Scalar: _full,
+    **dict.fromkeys(CONSTANTS, _full),
     aten.native_layer_norm.default: _norm,
     aten.native_layer_norm_backward.default: _norm_back,
     aten.threshold_backward.default: _threshold,

@@ -49,6 +49,7 @@ class JoinNode(AbstractNode):
         how: ``features`` concatenates the last dimension, ``tuple`` makes one longer payload.
         handles: By port, state columns of handles of memories that are taken over from it; those
             of port 0 are in any case.
+        names: Of the nodes behind each port.
     """
 
     eager = True
@@ -60,8 +61,10 @@ class JoinNode(AbstractNode):
         on: Sequence[int],
         how: Literal["features", "tuple"],
         handles: Sequence[Sequence[int]] = (),
+        names: Sequence[str] = (),
     ) -> None:
         super().__init__(place)
+        self._names = names
         self._handles = [list(columns) for columns in handles] or [[] for _ in range(ports)]
         self._taken_over = [column for columns in self._handles for column in columns]
         edge = place.schema.state.get("edge")
@@ -212,7 +215,9 @@ class JoinNode(AbstractNode):
 
     def waits(self, state: IntArray, absent: list[int]) -> str:
         """A line about a row that is not complete."""
-        return f"'{self.name}' waits for port {absent} of {self.key(state)}"
+        streams = ", ".join([f"'{self._names[p]}'" for p in absent]) if self._names else ""
+        told = f" ({streams})" if streams else ""
+        return f"'{self.name}' waits for port {absent}{told} of {self.key(state)}"
 
     def key(self, state: IntArray) -> str:
         """The key of the row with this state, in the user's numbers."""

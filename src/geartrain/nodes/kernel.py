@@ -24,7 +24,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -284,15 +284,27 @@ def bundle_kernel_of(module: nn.Module) -> AbstractKernel | None:
     return _own_kernel(module, "bundle_kernel")
 
 
-def register_derivation(derive: Callable[[str, Callable[..., Any]], AbstractKernel]) -> None:
+Derive: TypeAlias = Callable[[str, Callable[..., Any], Callable[[str], None]], AbstractKernel]
+"""Makes a kernel nobody wrote, from the node's name, its function, and whom to tell of it."""
+
+
+def register_derivation(derive: Derive) -> None:
     """Let ``derived_kernel`` answer; ``geartrain.nn`` registers the one that traces."""
     _DERIVATIONS[:] = [derive]
 
 
-def derived_kernel(name: str, function: Callable[..., Any]) -> AbstractKernel:
-    """A kernel that nobody wrote, for the module or function of the node ``name``."""
+def derived_kernel(
+    name: str, function: Callable[..., Any], tell: Callable[[str], None] = lambda _: None
+) -> AbstractKernel:
+    """A kernel that nobody wrote.
+
+    Args:
+        name: The node.
+        function: Its module or function.
+        tell: Is told what has come of it.
+    """
     (derive,) = _DERIVATIONS
-    return derive(name, function)
+    return derive(name, function, tell)
 
 
 def may_have_kernel(module: nn.Module) -> bool:
@@ -329,7 +341,7 @@ def _own_kernel(module: nn.Module, method: str) -> AbstractKernel | None:
 
 
 _FACTORIES: dict[type[nn.Module], Callable[[nn.Module], AbstractKernel | None]] = {}
-_DERIVATIONS: list[Callable[[str, Callable[..., Any]], AbstractKernel]] = []
+_DERIVATIONS: list[Derive] = []
 
 
 def _has_hooks(module: nn.Module) -> bool:

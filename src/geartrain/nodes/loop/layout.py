@@ -171,7 +171,8 @@ class CallLayout:
             self.blocks.append(Block(torch.int64, ()))
         for m in own:
             self.block["own", m] = len(self.blocks)
-            self.blocks.append(Block(form.dtype, form.forward.made[m][1]))
+            _, tail, _, dtype = form.forward.made[m]
+            self.blocks.append(Block(dtype, tail))
         self._lay_out_forward()
         self._lay_out_reads(tensors, held)
         self._lay_out_backward()
@@ -223,13 +224,13 @@ class CallLayout:
         self.back_blocks: list[Block] = []
         self.passing_blocks: list[Block] = []
         learnt = {~k for k in routine.results[len(form.gradients) :] if k < 0}
-        self._passes = [rows and m not in learnt for m, (*_, rows) in enumerate(routine.made)]
+        self._passes = [rows and m not in learnt for m, (_, _, rows, _) in enumerate(routine.made)]
         self._back_made: list[int] = []  # by what is made its block, or -1
-        for (_, tail, rows), passes in zip(routine.made, self._passes, strict=True):
+        for (_, tail, rows, dtype), passes in zip(routine.made, self._passes, strict=True):
             blocks = self.passing_blocks if passes else self.back_blocks
             self._back_made.append(len(blocks) if rows else -1)
             if rows:
-                blocks.append(Block(form.dtype, tail))
+                blocks.append(Block(dtype, tail))
         every = (*self.blocks, *self.back_blocks, *self.passing_blocks)
         self.row = sum([block.row for block in every])
         """Bytes of a row of all memories."""
@@ -238,9 +239,9 @@ class CallLayout:
         self._back_whose = np.zeros_like(self._back_bases)
         for k, slot, *_ in routine.given:
             self._back_whose[slot], self._back_strides[slot] = self._of_argument(k)
-        for m, (slot, tail, _) in enumerate(routine.made):
+        for m, (slot, tail, _, dtype) in enumerate(routine.made):
             self._back_whose[slot] = self._kind_of_made(m)
-            self._back_strides[slot] = Block(form.dtype, tail).row
+            self._back_strides[slot] = Block(dtype, tail).row
         results = dict(zip(form.gradients, routine.results, strict=False))
         self._back_of = results
         for words, i in zip(self.reads, self._answered, strict=True):
@@ -367,7 +368,7 @@ class CallLayout:
         """Zeros for what the backward adds rows up in, one for each update, by what it makes."""
         return [
             None if rows else torch.zeros((updates, *tail), dtype=self.form.dtype)
-            for _, tail, rows in self.form.backward.made
+            for _, tail, rows, _ in self.form.backward.made
         ]
 
     def pair(self, learnt: RowsLearnt) -> LyingPair:
