@@ -529,3 +529,21 @@ def test_what_the_program_says_to_a_worker_goes_with_what_it_feeds_unless_that_m
     # One for each instance, and what a pass begins and ends with; or the former by itself.
     least, most = (200, 300) if listed else (400, 500)
     assert all(least <= n < most for n in told.values()), told
+
+
+@pytest.mark.parametrize("rule", ["optimizer", "schedule"])
+def test_a_rule_that_cannot_be_carried_is_named(rule) -> None:
+    lock = threading.Lock()
+
+    def schedule(trained: int) -> float:
+        return float(lock.locked())
+
+    def optimizer(parameters: object) -> torch.optim.Optimizer:
+        with lock:
+            return torch.optim.SGD(parameters, lr=0.1)  # type: ignore[arg-type]
+
+    given = {"optimizer": optimizer} if rule == "optimizer" else {"schedule": schedule}
+    session = one_at_a_time(processes(2), gt.Rules(**given))  # type: ignore[arg-type]
+    name = next(iter(session.parts))
+    with pytest.raises(ValueError, match=f"it is in the rules of part '{name}': its {rule}"):
+        session.fit(pairs(8), epochs=1)

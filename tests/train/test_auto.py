@@ -127,6 +127,14 @@ def test_rules_that_forbid_shared_weights_are_told(advised, make_line, make_rows
     assert advised.ways.shared is not None and "max_staleness" in advised.ways.shared
 
 
+def test_minibatches_that_are_drained_are_not_shared_out(advised, make_line, make_rows):
+    made, _ = session(make_line, schedule=gt.Schedule(drain=True))
+    made.fit(make_rows(200), epochs=1)
+    assert isinstance(advised.ways.shared, str) and "drain=True" in advised.ways.shared
+    assert isinstance(advised.ways.copied, str)
+    assert set(advised.ways.spread) == {2}  # parts that are spread see whole minibatches
+
+
 def test_one_core_measures_nothing(make_line, make_rows):
     made, heard = session(make_line, runtime=gt.Auto(cores=1))
     made.fit(make_rows(50), epochs=1)

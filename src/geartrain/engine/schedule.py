@@ -20,6 +20,7 @@ class Schedule:
             once, ``Synchronous(n)`` after n instances, one at a time.
         drain: Admit only when nothing is in flight: minibatches of ``max_active``, the synchronous
             way; with ``update_every=Instances(max_active)`` and no ramp it is minibatch training.
+            Not where workers share weights (``SharedWeights``), as each gathers updates by itself.
         policy: Makes the firing policy of a worker, from its index; None: ``Sweeps`` for each.
         max_rows: Most rows in one firing.
         max_rounds: How often rows of one instance may go round loops, all of them together: a cycle

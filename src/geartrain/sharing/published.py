@@ -142,7 +142,7 @@ def _require_known(part: PartState, workers: int) -> None:
         raise ValueError(
             f"{name}: max_staleness=0 wants that nobody computes while a step is taken, and with "
             "shared weights between processes nobody waits for anybody: give 1 or more, "
-            "drain=True, or use runtime=gt.Threads(...)"
+            "or use runtime=gt.Threads(...)"
         )
     if rules.window is not None and rules.window < workers:
         raise ValueError(

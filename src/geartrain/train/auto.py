@@ -236,7 +236,10 @@ class RuntimeChoice:
 
     def _ways(self, engine: Engine, seen: Sampled, most: int, refused: str | None) -> Ways:
         made = engine.made_of
-        given = None if self._way is None else f"sharing={type(self._way).__name__}(...) is given"
+        way, drains = self._way, made.settings.drain
+        given = None if way is None else f"sharing={type(way).__name__}(...) is given"
+        if drains and way is None:
+            given = "with drain=True a minibatch is one update, which workers would share in parts"
         if self._placement:
             given = "a placement is given"
         shares_by_hand = isinstance(self._way, SharedWeights)
@@ -253,12 +256,11 @@ class RuntimeChoice:
         copied: tuple[str, ...] | str = "no part has most of the work"
         if given is None and not isinstance(spread, str):
             copied = _bottleneck(seen, most, made.parts) or copied
-        way, drains = self._way, made.settings.drain
         by_hand = way.in_flight if isinstance(way, SharedWeights) else None
         return Ways(
             spread=spread,
             shared=shared,
-            each=by_hand == "each" or (by_hand is None and not drains),
+            each=by_hand in ("each", None),
             in_all=by_hand != "each",
             copied=copied,
         )

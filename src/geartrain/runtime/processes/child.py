@@ -40,6 +40,7 @@ from geartrain.parts.trained import StepTaken
 from geartrain.runtime.processes.failures import error_to_json
 from geartrain.runtime.processes.flying import Unread
 from geartrain.runtime.processes.letters import Expected, letter_to_record, record_to_letter
+from geartrain.runtime.processes.lived import Lived
 from geartrain.runtime.processes.members import AbstractChannel
 from geartrain.runtime.processes.memory import BETWEEN
 from geartrain.runtime.processes.messages import (
@@ -146,6 +147,7 @@ class _Work:
                 f"{given.nodes[:5]}: names depend on something that is not in the graph"
             )
         engine.recall(given.memories)
+        self._lived = Lived(given.made_of.graph)
         how = given.passing
         engine.begin(train=how.train, judge=how.judge, collect=how.collect)
         self._state = engine.workers[worker]
@@ -474,6 +476,8 @@ class _Work:
             self._send_outputs()
             self._send_parts(parts)
             self._send_memories()
+            if engine.passing.train:
+                self._send(named_to_record("lived", self._lived.document(), {}))
             for tensors, said in engine.sharing.give_back(abandoned=abandoned):
                 self._send(named_to_record("member", said, tensors))
         except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it

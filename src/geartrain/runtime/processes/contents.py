@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 
 from torch import Tensor
 
@@ -81,6 +82,15 @@ def _culprit(given: Pass, pool: AbstractPool, parts: Mapping[str, AbstractPart])
         for attribute, value in vars(operator).items():
             if callable(value) and not _can_be_pickled(value, pool):
                 return f"; it is in '{operator.name}': its {attribute}"
+    return _rule(pool, parts)
+
+
+def _rule(pool: AbstractPool, parts: Mapping[str, AbstractPart]) -> str:
+    """Which rule of which part cannot be pickled, if it is one."""
+    for name, part in parts.items():
+        for rule in fields(part.rules):
+            if not _can_be_pickled(getattr(part.rules, rule.name), pool):
+                return f"; it is in the rules of part '{name}': its {rule.name}"
     return ""
 
 

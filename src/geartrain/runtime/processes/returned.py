@@ -11,6 +11,7 @@ from geartrain.codec import decode
 from geartrain.engine.engine import Engine
 from geartrain.nodes.loss import Objective
 from geartrain.parts.snapshot import take_over
+from geartrain.runtime.processes.lived import take_lived
 
 
 @final
@@ -51,5 +52,7 @@ class Returned:
         elif what == "memory":
             memory = dict(tensors), decode(document["document"], document["node"])
             self.nodes[document["node"]].recall(memory)  # type: ignore[arg-type]
+        elif what == "lived":
+            take_lived(self._engine.made_of.graph, document)
         elif what == "member":
             self._engine.sharing.take_back(tensors, document)
