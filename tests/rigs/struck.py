@@ -114,3 +114,16 @@ class Homesick(nn.Module):
 
 def _import(name: str) -> object:
     return __import__(name)
+
+
+class Waiting(nn.Linear):
+    """Made again, it waits for what does not come."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.home = os.getpid()
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if os.getpid() != self.home:
+            threading.Event().wait(100)

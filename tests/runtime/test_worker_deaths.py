@@ -24,13 +24,13 @@ from geartrain.graph.graph import Graph
 from geartrain.native import library
 from geartrain.parts.rules import Rules
 from geartrain.runtime.base import Feeder
-from geartrain.runtime.processes import pool
+from geartrain.runtime.processes import parent, pool
 from geartrain.runtime.processes.processes import Processes
 from geartrain.runtime.processes.server import ForkServer
 from tests.rigs import struck
 from tests.rigs.left import children, living, open_files, shared_bytes, wait_until
 from tests.rigs.passes import AT_ONCE, Quiet
-from tests.rigs.struck import Homesick, Locked, Struck
+from tests.rigs.struck import Homesick, Locked, Struck, Waiting
 
 SLOW = pytest.mark.slow
 
@@ -243,6 +243,14 @@ def test_a_module_that_cannot_be_made_again_in_a_worker_is_told_at_once():
         run(chain(Homesick()))
     assert time.monotonic() - began < processes().patience_s / 2
     assert any("importable there" in note for note in caught.value.__notes__)
+    run(chain())
+
+
+def test_a_worker_that_says_nothing_of_what_it_was_handed_is_told_and_ended(monkeypatch):
+    monkeypatch.setattr(parent, "HANDED_S", 0.5)
+    with pytest.raises(WorkerDiedError, match=r"worker \d has said nothing for 0 s of what it was"):
+        run(chain(Waiting()))
+    monkeypatch.undo()
     run(chain())
 
 

@@ -49,6 +49,8 @@ _TOLD_S: Final = 2.0  # until a death is told
 DROPPED_S: Final = 1.0
 """So long a worker may take to end its firing and drop what it holds after another one's death; one
 that is made anew costs about as much."""
+HANDED_S: Final = 300.0
+"""So long a worker may say nothing of what it was handed, while it lives: then it is ended."""
 _SLOW_S: Final = 0.002
 """What is said to workers goes with instances that are admitted by it, where these are of a list
 and the last of them took no longer."""
@@ -103,6 +105,8 @@ class Parent:
         self._flying = Flying(MOST_FLYING)
         self._phase: Literal["apart", "handing over", "together"] = "apart"
         self._began = time.perf_counter()
+        self._awaited: int | None = None  # who is to say that it has what it was handed
+        self._handed_s = 0.0  # since when
         self._slow = True  # whether the data were, when they were last asked
         self._apart_s = 0.0  # until all had what they were handed
         self.seconds = 0.0
@@ -287,7 +291,11 @@ class Parent:
         for member, (content, own) in zip(pool.members, contents, strict=True):
             member.meanwhile = self._meanwhile
             self._through(member.hand_over, content, own)
-        told = [self._through(member.hear) for member in pool.members]
+        told = []
+        for self._awaited, member in enumerate(pool.members):
+            self._handed_s = time.perf_counter()
+            told.append(self._through(member.hear))
+        self._awaited = None
         for w, answer in enumerate(told):
             if "failed" in answer:
                 self._raise(answer["failed"], w)
@@ -317,6 +325,14 @@ class Parent:
         """While a worker is waited for."""
         self._leave_if_abandoned()
         self._pool.look()
+        w = self._awaited
+        if w is not None and time.perf_counter() - self._handed_s > HANDED_S:
+            raise WorkerDiedError(
+                f"worker {w} has said nothing for {HANDED_S:.0f} s of what it was handed, the graph "
+                "and its parts, and is ended: look at what modules do as they are made again from a "
+                "pickle, or run again, as it may have waited for a lock",
+                w,
+            )
 
     def _leave_if_abandoned(self) -> None:
         if self._interrupt.abandoned:
