@@ -109,6 +109,8 @@ class Op(IntEnum):
     NOT_ABOVE = auto()
     NOT_BELOW = auto()
     OTHER_THAN = auto()
+    ENTRIES = auto()
+    ENTRIES_BACK = auto()
 
 
 AT_A_TIME: Final = frozenset(

@@ -162,7 +162,7 @@ def _layer_norm(
     return found if bias is None else found + bias
 
 
-WITHIN_ROWS: Final[Mapping[Any, Callable[..., Any]]] = {
+WITHIN_ROWS: Final[dict[Any, Callable[..., Any]]] = {
     functional.scaled_dot_product_attention: _attention_within,
     functional.multi_head_attention_forward: _of_heads_within,
 }

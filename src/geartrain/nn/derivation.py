@@ -153,6 +153,12 @@ class Derivation:
         cut = Cut(parts, len(self.samples[0]), empty, parts.alien)
         if parts.fused is None:
             cut = self._with_computed(operands, learned, cut) or cut
+        if cut.parts.windows and cut.computed is None:
+            plain = split(self._call, operands, learned, self.samples, windows=False)
+            told = replace(plain, fused=cut.parts.fused, unfused=cut.parts.unfused, windows=True)
+            cut = replace(cut, parts=told)
+            if cut.parts.fused is not None:
+                self._try(Program(cut, self._operands, fused=False), cut.parts)
         self._try(Program(cut, self._operands), cut.parts)
         return cut
 
