@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
+from geartrain.native.calls import RowsLearnt
 from geartrain.native.fused import At, Op, Step, Steps
 from geartrain.native.steady import steady
 from geartrain.nn import auto, windows
@@ -298,6 +299,27 @@ def test_auto_leaves_to_torch_what_takes_less_there(
     by_torch = ratio < auto.BY_TORCH
     assert found.in_c is not by_torch
     assert against == [(False, True), (not by_torch, None)]
+
+
+@pytest.mark.parametrize("n", [3, 200, 1100], ids=("waiting", "by C", "by torch"))
+def test_products_of_rows_are_a_gradient_of_more_axes(n: int) -> None:
+    """However many rows there are, and with what was there before."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(256, 32, 16))
+    into, left, right = GradientSum([weight]), torch.randn(n, 256), torch.randn(n, 512)
+    with torch.no_grad():
+        for _ in range(2):
+            into.add_product(weight, left, right)
+    found = into.take(weight)
+    assert found is not None
+    assert_close(found, 2 * (left.T @ right).view(weight.shape), rtol=1e-3, atol=1e-3)
+
+
+def test_rows_that_lie_somewhere_are_as_wide_as_all_other_axes() -> None:
+    weight = nn.Parameter(torch.randn(5, 2, 3))
+    into = GradientSum([weight])
+    assert RowsLearnt(weight, into, None, 0, 1).widths == (5, 6)
+    assert RowsLearnt(weight, into, None, 0, None).widths == (0, 0)
 
 
 PLACES = torch.tensor([3, 0, 0, C - 1])
