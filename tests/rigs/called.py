@@ -112,6 +112,18 @@ class Stacked(nn.Module):
         return torch.tanh(self.map(h.flatten(1)))
 
 
+class Windowed(nn.Module):
+    """Windows of a state, met by a weight, pooled, and normed in groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Conv1d(1, 2, 3, padding=1), nn.GroupNorm(1, 2)
+
+    def forward(self, h: Tensor, c: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.norm(self.inner(h.unsqueeze(1)))
+        return torch.tanh(functional.max_pool1d(y, 2)).flatten(1), c + y[:, 1]
+
+
 class Choosing(nn.Module):
     """A word as a number, compared, as one of several, and as the place of an entry."""
 
@@ -280,6 +292,10 @@ def choosing(state: Stream, graph: Graph) -> Stream:
     return state.through(Choosing().double(), name="cell", read="token", keep="activations")
 
 
+def windowed(state: Stream, graph: Graph) -> Stream:
+    return state.through(Windowed().double(), name="cell", read="token", keep="activations")
+
+
 def naming(run: str) -> Graph:
     """Integers that a module makes go round beside what it makes them of."""
     graph = Graph(vertex=("token",), value=("turns",))
@@ -353,6 +369,8 @@ CASES: dict[str, tuple[Callable[[str], Graph], Callable[[], list[Instance]]]] = 
     "words as numbers": (lambda run: turning(choosing, run), sets),
     "integers that are made": (naming, sets),
     "words that are made": (sampling, few_and_many),
+    "windows": (lambda run: turning(windowed, run), sets),
+    "windows, in flight": (lambda run: turning(windowed, run, apart=True), few_and_many),
     "experts by payload": (lambda run: turning(routed, run), sets),
     "a loop that decides": (lambda run: turning(cell, run, again=unsure), sets),
     "experts in a loop that decides": (lambda run: turning(routed, run, again=unsure), sets),

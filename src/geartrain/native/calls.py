@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import prod
 from typing import Any, Final, Literal, TypeAlias, final
 
 import numpy as np
@@ -92,10 +93,10 @@ class RowsLearnt:
         height, *rest = self.parameter.shape or (0,)
         if self.right is None:
             return (0 if rest else height), 0
-        if len(rest) != 1:
+        if not rest:
             return 0, 0
         columns = self.columns
-        return height, rest[0] if columns is None else sum([end - k for k, end in columns])
+        return height, prod(rest) if columns is None else sum([end - k for k, end in columns])
 
 
 @final

@@ -114,6 +114,8 @@ class Op(IntEnum):
     TRUNCATE = auto()
     TRUTHS = auto()
     OF_TRUTHS = auto()
+    ENTRIES = auto()
+    ENTRIES_BACK = auto()
 
 
 class Reckoning(IntEnum):

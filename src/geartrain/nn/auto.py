@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from geartrain.frames.message import Gradient, Payload
 from geartrain.native import operations
-from geartrain.nn.cut import by_whom
+from geartrain.nn.cut import Cut, by_whom
 from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
 from geartrain.nn.registry import REGISTRY, Known, kind_of
@@ -48,6 +48,9 @@ CLEAR: Final = 0.8
 """What takes no more than this with four times as many rows, or a quarter, needs no measurement."""
 UNCLEAR: Final = (0.75, 1.25)
 """What is beyond these after a few turns is measured no longer."""
+BY_TORCH: Final = 0.75
+"""Windows of rows are left to torch if that takes less than this part of what C takes: loops that
+run whole call C alone."""
 MOST_CHANGES: Final = 4
 """How often settings may change under a derived kernel; then the module runs again for good."""
 _TURNS: Final = 6
@@ -140,7 +143,7 @@ class MeasuredChoice(AbstractChoice):
         if known.cut is None:
             return self._settle(f"cannot be cut: {known.refused}")
         operands = Operands(self._function)
-        program = Program(known.cut, operands)
+        program = self._program(known.cut, known, operands, inputs)
         experience = self._experience
         if experience.chosen is None:
             ratio = self._ratio(known, program, operands, inputs)
@@ -148,17 +151,28 @@ class MeasuredChoice(AbstractChoice):
             self._tell(
                 f"runs again (derived would take {ratio:.2f} of it)"
                 if ratio > WORTH
-                else f"derived, {ratio:.2f} of running again{by_whom(known.cut)}"
+                else f"derived, {ratio:.2f} of running again{_by(program)}"
             )
         elif experience.story == UNDECIDED:
             again = experience.chosen == "again"
-            derived = f"derived, as chosen before{by_whom(known.cut)}"
+            derived = f"derived, as chosen before{_by(program)}"
             self._tell("runs again, as chosen before" if again else derived)
         if experience.chosen == "again":
             self._settled = True
             return self._first
         self._derived = program
         return program
+
+    def _program(self, cut: Cut, known: Known, operands: Operands, inputs: Payload) -> Program:
+        """By C; or by torch, if that takes less where there are windows of rows."""
+        program = Program(cut, operands)
+        if not (cut.parts.windows and program.in_c) or cut.computed is not None:
+            return program
+        size, other = _size(inputs[0].shape[0]), Program(cut, operands, fused=False)
+        if size not in known.by_torch:
+            ratio = compare(other, program, inputs, _parameters(operands))
+            known.by_torch[size] = ratio < BY_TORCH
+        return other if known.by_torch[size] else program
 
     def _looked_at(self) -> Structure:
         """What the function looks like, which the nodes of another fit may have found."""
@@ -185,8 +199,7 @@ class MeasuredChoice(AbstractChoice):
             near = [ratio for (who, k), ratio in others.items() if who == alike and k >= size - 1]
             if near and max(near) <= CLEAR:
                 return max(near)
-            parameters = [x for x in operands.tensors() if isinstance(x, torch.nn.Parameter)]
-            ratio = compare(program, self._first, inputs, parameters)
+            ratio = compare(program, self._first, inputs, _parameters(operands))
             known.ratios[size] = others[alike, size] = ratio
         return known.ratios[size]
 
@@ -204,6 +217,18 @@ class MeasuredChoice(AbstractChoice):
         if self._experience.story != story:
             self._experience.story = story
             log.info("'%s', keep='auto': %s", self._name, story)
+
+
+def _by(program: Program) -> str:
+    """Who computes it, where that is not C, and why."""
+    parts = program.cut.parts
+    if parts.fused is not None and not program.in_c and parts.windows:
+        return "; by torch: that takes less for its windows"
+    return by_whom(program.cut)
+
+
+def _parameters(operands: Operands) -> list[torch.nn.Parameter]:
+    return [x for x in operands.tensors() if isinstance(x, torch.nn.Parameter)]
 
 
 def _size(n: int) -> int:

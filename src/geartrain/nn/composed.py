@@ -119,25 +119,6 @@ def _of_heads_within(
     return _of_heads(query, key, value, width, heads, *more, **how)
 
 
-def _group_norm(
-    x: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor | None:
-    if not x.is_cpu:
-        return None
-    groups = x.reshape(x.shape[0], num_groups, -1)
-    found = _of_mean_none(groups, eps).reshape(x.shape)
-    if x.ndim > 2:
-        ones = [1] * (x.ndim - 2)
-        weight = None if weight is None else weight.view(-1, *ones)
-        bias = None if bias is None else bias.view(-1, *ones)
-    found = found if weight is None else found * weight
-    return found if bias is None else found + bias
-
-
 def _of_mean_none(x: Tensor, eps: float) -> Tensor:
     """With a mean of none, and a deviation of one, along the last axis."""
     away = x - x.mean(-1, keepdim=True)
@@ -186,10 +167,9 @@ def _layer_norm(
     return found if bias is None else found + bias
 
 
-WITHIN_ROWS: Final[Mapping[Any, Callable[..., Any]]] = {
+WITHIN_ROWS: Final[dict[Any, Callable[..., Any]]] = {
     functional.scaled_dot_product_attention: _attention_within,
     functional.multi_head_attention_forward: _of_heads_within,
-    functional.group_norm: _group_norm,
 }
 """As ``COMPOSED``, of what is within a row."""
 COMPOSED: Final[Mapping[Any, Callable[..., Any]]] = {

@@ -32,7 +32,10 @@ SIZES: Final = (3, 5)
 PRODUCTS: Final = (aten.mm.default, aten.addmm.default)
 """Of two matrices, the weight last."""
 VIEWS: Final = frozenset({aten.view.default, aten._unsafe_view.default})
-_SAME: Final = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
+_SAME: Final = {
+    *(aten.detach.default, aten.alias.default),
+    *(aten.lift_fresh.default, aten.lift_fresh_copy.default),
+}
 
 
 @final
@@ -49,6 +52,7 @@ class CountedGraph:
         operands, inputs, others: Its placeholders.
         constants: Tensors that it reads besides, by name.
         alien: Whether one of those is somebody's, and not made by the code.
+        windows: As of ``Trace``.
         shapes: Of its nodes at three rows.
         rows, axis: How many rows a tensor has for each row, and along which axis.
 
@@ -60,6 +64,7 @@ class CountedGraph:
         small, large = traces
         self.graph, self.constants = small.graph, small.constants
         self.alien = small.alien or large.alien
+        self.windows = small.windows
         places = [x for x in self.graph.nodes if x.op == "placeholder"]
         self.operands, self.inputs = places[:operands], places[operands : operands + inputs]
         self.others = places[operands + inputs :]
@@ -176,10 +181,17 @@ class CountedGraph:
             same = x.target in _SAME or (
                 x.target is aten.clone.default and args[0] in self.inputs and not x.kwargs
             )
+            same = same or self._is_constant(x)
             twice = _is_turned_back(x)
             if same or twice:
                 x.replace_all_uses_with(args[0].args[0] if twice else args[0])
                 self.graph.erase_node(x)
+
+    def _is_constant(self, x: fx.Node) -> bool:
+        """Whether it is a view of a constant as it is."""
+        source: Any = x.args[0] if x.target in VIEWS else None
+        known = source is not None and source.op == "get_attr"
+        return known and self.shapes[x] == self.shapes[source]
 
 
 def _is_turned_back(x: fx.Node) -> bool:

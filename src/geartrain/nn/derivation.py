@@ -153,8 +153,22 @@ class Derivation:
         cut = Cut(parts, len(self.samples[0]), empty, parts.alien)
         if parts.fused is None:
             cut = self._with_computed(operands, learned, cut) or cut
+        if cut.parts.windows and cut.computed is None:
+            cut = self._plainly(operands, learned, cut) or cut
         self._try(Program(cut, self._operands), cut.parts)
         return cut
+
+    def _plainly(self, operands: Sequence[Tensor], learned: Sequence[bool], cut: Cut) -> Cut | None:
+        """The same, but that torch makes no windows of rows; None: that cannot be cut."""
+        try:
+            plain = split(self._call, operands, learned, self.samples, windows=False)
+            had = cut.parts
+            parts = replace(plain, fused=had.fused, unfused=had.unfused, windows=True)
+            found = replace(cut, parts=parts)
+            self._try(Program(found, self._operands, fused=False), parts)
+        except GraphError:
+            return None
+        return found
 
     def _with_computed(
         self, operands: Sequence[Tensor], learned: Sequence[bool], cut: Cut

@@ -21,6 +21,7 @@ from geartrain.native.calls import RoutineForm
 from geartrain.native.fused import At, Op, Step, Steps, packed
 from geartrain.native.steady import firing
 from geartrain.nn.terms import Term
+from geartrain.nodes.products import matrix
 
 Addresses: TypeAlias = tuple[list[int], list[Tensor]]
 Runs: TypeAlias = tuple[tuple[int, int], ...]
@@ -149,6 +150,7 @@ class Routine:
         made: What a call makes.
         results: By result an argument (from 0), or the number of what is made (from -1, downwards).
         tables: Tables after a weight, how wide, and their slots.
+        fixed: Slots of tensors that are the same in every call, and these.
 
     Attributes:
         form: As many calls in one want it.
@@ -165,9 +167,10 @@ class Routine:
         made: Sequence[MadeTensor],
         results: Sequence[int],
         tables: Sequence[tuple[MadeTable, int, int]] = (),
+        fixed: Sequence[tuple[int, Tensor]] = (),
     ) -> None:
         self._steps, self._slots, self._dtype = steps, slots, dtype
-        self._operands, self._weights = operands, weights
+        self._operands, self._weights, self._fixed = operands, weights, fixed
         self._given = [(k, slot, width, its or dtype) for k, slot, width, its in given]
         self._made, self._results = made, results
         self._tables = [(one, slot, one.steps(out, dtype)) for one, out, slot in tables]
@@ -209,8 +212,10 @@ class Routine:
             held.append(operands[k].contiguous())
             found[slot] = held[-1].data_ptr()
         for k, turned, columns, slot in self._weights:
-            held.append(packed(_columns(operands[k], columns), turned=turned))
+            held.append(packed(_columns(matrix(operands[k]), columns), turned=turned))
             found[slot] = held[-1].data_ptr()
+        for slot, x in self._fixed:
+            found[slot] = x.data_ptr()
         for table, slot, steps in self._tables:
             held.append(table.of(operands, steps))
             found[slot] = held[-1].data_ptr()

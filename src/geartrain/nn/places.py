@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from geartrain.native.fused import At, Op, Reckoning, Step
 from geartrain.nn.fused import MadeTable, MadeTensor, Runs
@@ -29,6 +29,9 @@ RESHAPES: Final = (
     torch.flatten,
 )
 """Operators that leave numbers in their order: what they make lies where its source does."""
+
+
+_VIEWS: Final = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
 class Refused(Exception):
@@ -98,6 +101,7 @@ class Places:
         graph: Of the number of rows, operands, and whatever comes after these.
         operands: How many.
         dtype: Of all numbers.
+        constants: Tensors that its nodes name.
 
     Attributes:
         argument: Which argument a placeholder is.
@@ -109,12 +113,21 @@ class Places:
         tables: Slots of tables after a weight.
         outs, rows_of: Their columns and rows.
         weighed: Entries of the latter.
+        fixed: Slots of constants, and these.
         values: Where numbers of nodes lie; of a node with several results, a list.
         steps, room: What has been written, and how wide each slot between steps is.
     """
 
-    def __init__(self, graph: fx.Graph, operands: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        graph: fx.Graph,
+        operands: int,
+        dtype: torch.dtype,
+        constants: Mapping[str, Tensor],
+    ) -> None:
         self.operands, self.dtype = operands, dtype
+        self._constants = constants
+        self.fixed: dict[str, tuple[int, Tensor]] = {}
         self._placeholders = placeholders(graph)[1:]
         self._order: list[fx.Node | None] = list(self._placeholders[operands:])
         self._columns: Mapping[fx.Node, int] = {}
@@ -187,6 +200,17 @@ class Places:
             slot = self._slots[k] = self.slot(0)
             self.given.append((k, slot, width, dtype))
         return slot
+
+    def constant(self, x: fx.Node) -> tuple[At, Tensor]:
+        """A tensor of integers that is the same in every call, which is the program's own."""
+        name = str(x.target)
+        if x.op != "get_attr" or self._constants[name].dtype is not torch.int64:
+            raise Refused
+        if name not in self.fixed:
+            own = self._constants[name].detach().to("cpu", copy=True).contiguous()
+            self.fixed[name] = self.slot(0), own
+        slot, found = self.fixed[name]
+        return At(slot), found
 
     def seeds(self) -> At:
         """One for each row, which come behind all arguments."""
@@ -273,9 +297,10 @@ class Places:
 
     def weight(self, x: Any, *, turned: bool, columns: Runs | None = None) -> tuple[At, int, int]:
         """What a product reads of an operand, or of these columns of it, its depth and width."""
-        if not isinstance(x, fx.Node) or x not in self._placeholders[: self.operands]:
+        own = weight_of(x)
+        if own is None or own not in self._placeholders[: self.operands]:
             raise Refused
-        like, k = like_of(x), self.argument[x]
+        like, k = like_of(x), self.argument[own]
         if len(like.tail) != 2 or like.dtype is not self.dtype:
             raise Refused
         out, into = like.tail
@@ -446,6 +471,16 @@ def like_of(x: fx.Node) -> Like:
     if not isinstance(found, Like):
         raise Refused
     return found
+
+
+def weight_of(x: Any) -> fx.Node | None:
+    """What x is: itself, or a weight ``(out, ...)`` that it sees as a matrix ``(out, in)``."""
+    while isinstance(x, fx.Node) and x.target in _VIEWS:
+        source = cast("fx.Node", x.args[0])
+        if like_of(source).rows or like_of(source).tail[:1] != like_of(x).tail[:1]:
+            return None
+        x = source
+    return x if isinstance(x, fx.Node) else None
 
 
 def placeholders(graph: fx.Graph) -> list[fx.Node]:

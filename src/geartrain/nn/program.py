@@ -85,6 +85,11 @@ class Program(AbstractKernel):
         self._forms: dict[Routine, CallForm] = {}
 
     @property
+    def in_c(self) -> bool:
+        """Whether it is C that computes."""
+        return self._pair is not None and available(self._pair.dtype)
+
+    @property
     def terms(self) -> _Terms:
         """Those of who computes."""
         pair = self._pair

@@ -19,10 +19,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from geartrain.errors import GraphError
+from geartrain.native import library
 from geartrain.nn.composed import COMPOSED, WITHIN_ROWS
 from geartrain.nn.draws import drawn
 from geartrain.nn.otherwise import OTHERWISE
 from geartrain.nn.simpler import SIMPLER
+from geartrain.nn.windows import WINDOWS
 
 _LIFTED: Final = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
 
@@ -38,12 +40,14 @@ class Trace:
         shapes: Of the tensors in it.
         constants: Tensors that it read besides its arguments, by name.
         alien: Whether one of those existed before: it is somebody's, and not made by the code.
+        windows: Whether something was told by windows of rows, which torch computes faster.
     """
 
     graph: fx.Graph
     shapes: Mapping[fx.Node, tuple[int, ...]]
     constants: Mapping[str, Tensor]
     alien: bool
+    windows: bool
 
 
 def record(
@@ -51,6 +55,7 @@ def record(
     arguments: Sequence[Tensor],
     *,
     composed: bool = False,
+    windows: bool = True,
 ) -> Trace:
     """Run a function and note what it calls; in-place operators are to be made functional before.
 
@@ -58,6 +63,7 @@ def record(
         function: It.
         arguments: What it is given.
         composed: Whether all is to be made of simpler operators that may be, however much it is.
+        windows: Whether else what makes windows of rows is, where there are kernels in C.
 
     Raises:
         GraphError: It asks a tensor for its values, so that other values may take another way.
@@ -65,10 +71,14 @@ def record(
     recorder = _Recorder()
     for k, x in enumerate(arguments):
         recorder.note(x, recorder.graph.placeholder(f"given_{k}"))
-    with torch.enable_grad(), _WithoutLooking(composed=composed), recorder:
+    by_c = windows and library.current() is not None
+    told = COMPOSED if composed else WITHIN_ROWS | WINDOWS if by_c else WITHIN_ROWS
+    functions = _WithoutLooking(told)
+    with torch.enable_grad(), functions, recorder:
         results = function(*arguments)
     recorder.graph.output([recorder.node_of(x) for x in results])
-    return Trace(recorder.graph, recorder.shapes, recorder.constants, recorder.alien)
+    found = recorder.graph, recorder.shapes, recorder.constants, recorder.alien
+    return Trace(*found, functions.windows)
 
 
 class _WithoutLooking(TorchFunctionMode):
@@ -78,12 +88,15 @@ class _WithoutLooking(TorchFunctionMode):
     refused by the look-up.
 
     Args:
-        composed: Whether all is made of simpler operators that may be; else attention of few.
+        told: What are made of simpler operators.
+
+    Attributes:
+        windows: Whether windows of rows were.
     """
 
-    def __init__(self, *, composed: bool) -> None:
+    def __init__(self, told: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()
-        self._composed = composed
+        self._told, self.windows = told, False
 
     def __torch_function__(
         self,
@@ -94,10 +107,10 @@ class _WithoutLooking(TorchFunctionMode):
     ) -> Any:
         if function in OTHERWISE:
             return OTHERWISE[function](*args, **(kwargs or {}))
-        composed = COMPOSED if self._composed else WITHIN_ROWS
-        if function in composed:
-            found = composed[function](*args, **(kwargs or {}))
+        if function in self._told:
+            found = self._told[function](*args, **(kwargs or {}))
             if found is not None:
+                self.windows = self.windows or function in WINDOWS
                 return found
         return function(*args, **(kwargs or {}))
 

@@ -42,6 +42,7 @@ class Known:
     Attributes:
         ratios: What the programs take of what running again takes, as measured, by the size of a
             firing.
+        by_torch: By the size of a firing, whether torch takes less than C, where that was measured.
         told: Whether somebody was told that it is refused.
     """
 
@@ -50,6 +51,7 @@ class Known:
     ) -> None:
         self.cut, self.refused, self.restless = cut, refused, restless
         self.ratios: dict[int, float] = {}
+        self.by_torch: dict[int, bool] = {}
         self.told = False
 
 

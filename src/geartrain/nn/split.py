@@ -51,6 +51,7 @@ _CHEAP = {
     aten.squeeze.dims,
     aten.expand.default,
     aten.slice.Tensor,
+    aten.index_select.default,
     aten.select.int,
     aten.unbind.int,
     aten.split.Tensor,
@@ -90,6 +91,7 @@ class TraceSplit:
         terms: What the operands get.
         draws: Whether the forward draws random numbers.
         alien: Whether they read tensors that are neither arguments nor made by the code.
+        windows: As of ``Trace``; torch's part is without then.
         fused: The same in C, with residuals and terms of its own; None: something in it is not to
             be had.
         unfused: What that is.
@@ -103,6 +105,7 @@ class TraceSplit:
     terms: tuple[Term, ...]
     draws: bool
     alien: bool
+    windows: bool
     fused: Pair | None = None
     unfused: str = ""
 
@@ -113,6 +116,8 @@ def split(
     learns: Sequence[bool],
     samples: tuple[Sequence[Tensor], Sequence[Tensor]],
     computed: int = 0,
+    *,
+    windows: bool = True,
 ) -> TraceSplit:
     """Trace a function at two numbers of rows and cut it.
 
@@ -122,6 +127,7 @@ def split(
         learns: Which of them are differentiated.
         samples: Inputs of ``SIZES`` rows, of one kind.
         computed: How many of the operands, the last ones, are computed of the others.
+        windows: As of ``record``.
 
     Raises:
         GraphError: It cannot be cut, and why.
@@ -132,7 +138,10 @@ def split(
     if not tangents or not (wanted or any(learns)):
         raise GraphError("it has no gradient: its outputs, or all that it reads, are integers")
     traces = [
-        trace(function, operands, learns, inputs, [torch.ones_like(y[j]) for j in tangents])
+        trace(
+            *(function, operands, learns, inputs, [torch.ones_like(y[j]) for j in tangents]),
+            windows=windows,
+        )
         for inputs, y in zip(samples, outputs, strict=True)
     ]
     whole = CountedGraph(traces, len(operands), len(samples[0]))
@@ -149,8 +158,9 @@ def trace(
     tangents: Sequence[Tensor],
     *,
     composed: bool = False,
+    windows: bool = True,
 ) -> Trace:
-    """A function and its gradient; ``composed`` as of ``record``."""
+    """A function and its gradient; ``composed`` and ``windows`` as of ``record``."""
     floats = [x.is_floating_point() for x in inputs]
 
     def joint(*flat: Tensor) -> list[Tensor]:
@@ -176,7 +186,8 @@ def trace(
         return [*ys, *gradients]
 
     given = [*operands, *inputs, *tangents]
-    return record(torch.func.functionalize(joint), given, composed=composed)
+    whole = torch.func.functionalize(joint)
+    return record(whole, given, composed=composed, windows=windows)
 
 
 def _merged(all_: Sequence[Tensor], which: Sequence[bool], own: Iterable[Tensor]) -> list[Tensor]:
@@ -246,6 +257,7 @@ class _Cut:
             terms,
             any(draws(x) for x in self._graph.nodes),
             self._all.alien,
+            self._all.windows,
         )
         try:
             return replace(done, fused=self._fused(summands))
@@ -283,7 +295,8 @@ class _Cut:
             outputs = self._all.results()[: self._outputs]
             folded = self._forward(outputs, [instead.get(x, x) for x in kept])
         operands = len(self._operands)
-        return fuse(forward, backward, operands, self._outputs, terms, folded)
+        given = terms, folded, self._constants
+        return fuse(forward, backward, operands, self._outputs, *given)
 
     def _make(self, target: Any, args: tuple[Any, ...], width: int) -> fx.Node:
         """A node with a row for each row, after what it reads."""
@@ -385,6 +398,8 @@ class _Cut:
             yield from self._terms(k, args[1], shape, turned)
         elif target is aten.t.default and args[0].target in (aten.mm.default, aten.add.Tensor):
             yield from self._terms(k, args[0], shape, not turned)
+        elif len(shape) > 2 and (flat := self._flat(d)) is not None:
+            yield from self._terms(k, flat, self._shapes[flat])
         elif target is aten.slice_backward.default and (some := self._of_columns(k, d, turned)):
             yield from some
         elif target is aten.mm.default and (pair := self._pair(args, turned)):
@@ -438,15 +453,31 @@ class _Cut:
             return None
         return (right, left.args[0]) if turned else (left.args[0], right)
 
+    def _flat(self, d: fx.Node) -> fx.Node | None:
+        """The product that d is a view of, with more axes behind the first."""
+        inner: Any = d.args[0]
+        if d.target not in VIEWS or inner.target not in (aten.mm.default, aten.t.default):
+            return None
+        return inner if self._shapes[inner][0] == self._shapes[d][0] else None
+
     def _summed(self, d: fx.Node) -> fx.Node | None:
         """The matrix whose rows d is the sum of."""
+        while d.target is aten.view.default:
+            d = cast(fx.Node, d.args[0])
         args: Any = d.args
-        if d.target is aten.view.default:
-            d, args = args[0], args[0].args
-        if d.target is not aten.sum.dim_IntList or list(args[1]) != [0]:
+        if d.target is not aten.sum.dim_IntList or not self._all.is_many(args[0]):
             return None
         rows: fx.Node = args[0]
-        return rows if self._all.is_many(rows) and len(self._shapes[rows]) == 2 else None
+        rank = len(self._shapes[rows])
+        first, *others = sorted(dim % rank for dim in args[1] or range(rank))
+        if first != 0 or len(others) != rank - 2:
+            return None
+        if not others:
+            return rows
+        if not self._all.is_whole(rows):
+            return None
+        (axis,) = set(range(1, rank)).difference(others)
+        return self._make(aten.sum.dim_IntList, (rows, others), self._shapes[rows][axis])
 
     def _residuals(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
         """What the forward must keep, inputs first."""

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Final, cast, final
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from geartrain.native.fused import At, Steps
 from geartrain.nn.fused import MadeTensor, Pair, Routine
@@ -40,6 +40,7 @@ def fuse(
     outputs: int,
     terms: tuple[Term, ...],
     folded: fx.Graph | None,
+    constants: Mapping[str, Tensor],
 ) -> Pair:
     """Both graphs as steps.
 
@@ -49,19 +50,27 @@ def fuse(
         operands, outputs: How many.
         terms: What the operands get of the backward.
         folded: A forward that gives the same, and looks up what has met weights.
+        constants: Tensors that nodes name.
 
     Raises:
         Refused: Something in them has none; says what.
     """
-    return _Both(forward, backward, operands, outputs).pair(terms, folded)
+    return _Both(forward, backward, operands, outputs, constants).pair(terms, folded)
 
 
 @final
 class _Both:
     """Residuals that nobody but the backward's steps reads lie side by side in one tensor."""
 
-    def __init__(self, forward: fx.Graph, backward: fx.Graph, operands: int, outputs: int) -> None:
-        self._graphs = forward, backward
+    def __init__(
+        self,
+        forward: fx.Graph,
+        backward: fx.Graph,
+        operands: int,
+        outputs: int,
+        constants: Mapping[str, Tensor],
+    ) -> None:
+        self._graphs, self._constants = (forward, backward), constants
         self._operands, self._outputs = operands, outputs
 
     def pair(self, terms: tuple[Term, ...], folded: fx.Graph | None) -> Pair:
@@ -90,7 +99,8 @@ class _Both:
             width += like_of(kept[k]).width
 
         def there(graph: fx.Graph) -> tuple[Routine, Places]:
-            results, places = _results(graph), Places(graph, self._operands, dtype)
+            results = _results(graph)
+            places = Places(graph, self._operands, dtype, self._constants)
             kept = results[self._outputs :]
             tensors = [*results[: self._outputs], *(kept[k] for k in own)]
             at_columns = {kept[k]: at for k, at in columns.items()}
@@ -104,7 +114,7 @@ class _Both:
                 worth = _worth(its)
         order = [*(places[k] for k in own), *([None] if block else [])]
         order += places[len(kept) :]
-        other = Places(backward, self._operands, dtype)
+        other = Places(backward, self._operands, dtype, self._constants)
         other.given_as(order, {places[k]: at for k, at in columns.items()}, width)
         back = _routine(backward, other, _results(backward), {}, 0)
         drawing = any(draws(x) for x in forward.nodes)
@@ -172,6 +182,7 @@ def _routine(
         places.made,
         found,
         [(one, places.outs[one], slot) for one, slot in places.tables.items()],
+        list(places.fixed.values()),
     )
 
 

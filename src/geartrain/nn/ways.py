@@ -29,8 +29,10 @@ from geartrain.nn.integers import (
 )
 from geartrain.nn.matmul import MATMUL, TURNS, moved_axes
 from geartrain.nn.pieces import PARTS, WHOLES
-from geartrain.nn.places import RESHAPES, Like, Places, Refused, Value, like_of
+from geartrain.nn.places import RESHAPES, Like, Places, Refused, Value, called, like_of
 from geartrain.nn.reckoning import CONSTANTS, reckon, reckons, repeated
+from geartrain.nn.taken import ADDED, TAKEN
+from geartrain.nn.windows import MOST_ENTRIES
 
 aten = torch.ops.aten
 
@@ -210,7 +212,9 @@ def _norm(places: Places, x: fx.Node) -> None:
     if len(args[1]) != 1 or not source.like.rows:
         raise Refused
     many = _of_last(source.like, -1)
-    weight, bias = places.value(args[2]), places.value(args[3])
+    if (args[2] is None) != (args[3] is None):
+        raise Refused
+    weight, bias = (At() if y is None else places.value(y).at for y in args[2:4])
     small = replace(source.like, tail=(*source.like.tail[:-1], 1))
     items = places.items(x)
     found = [
@@ -218,7 +222,7 @@ def _norm(places: Places, x: fx.Node) -> None:
         for k, like in enumerate((source.like, small, small))
     ]
     places.values[x] = found
-    where = [source.at, weight.at, bias.at, found[1].at, found[2].at]
+    where = [source.at, weight, bias, found[1].at, found[2].at]
     places.add(Op.NORM, found[0], *where, number=args[4], many=many)
 
 
@@ -229,12 +233,13 @@ def _norm_back(places: Places, x: fx.Node) -> None:
         raise Refused
     many = _of_last(came.like, -1)
     several = came.like.width // many
-    mean, less, weight = places.value(args[3]), places.value(args[4]), places.value(args[5])
+    mean, less = places.value(args[3]), places.value(args[4])
+    weight = At() if args[5] is None else places.value(args[5]).at
     items = places.items(x)
     found: list[Value | None] = [None] * 3
     if 0 in items:
         out = found[0] = places.out(items[0])
-        where = [came.at, source.at, weight.at, mean.at, less.at]
+        where = [came.at, source.at, weight, mean.at, less.at]
         places.add(Op.NORM_BACK, out, *where, many=many)
     for k in (1, 2):
         if k in items:
@@ -300,6 +305,11 @@ def _number(x: Any) -> float | None:
     return float(found) if isinstance(found, (int, float)) else None
 
 
+def _untold(places: Places, x: fx.Node) -> None:
+    most = f"more than {MOST_ENTRIES} entries of windows a row"
+    raise Refused(f"{called(x)} has no step in C where it has groups, or {most}")
+
+
 def _scalar(places: Places, x: fx.Node) -> None:
     if _number(x) is None or any(y.target not in _SCALARS_READ for y in x.users):
         raise Refused
@@ -360,7 +370,8 @@ def _fill(places: Places, x: fx.Node) -> None:
 
 
 def _zeros(places: Places, x: fx.Node) -> None:
-    if x.users and all(y.target in SCATTERING and y.args.count(x) == 1 for y in x.users):
+    begins = {*SCATTERING, *ADDED}
+    if x.users and all(y.target in begins and y.args.count(x) == 1 for y in x.users):
         return
     out = places.values[x] = places.out(x)
     places.add(Op.ZERO, out)
@@ -427,6 +438,7 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     aten._log_softmax_backward_data.default: lambda places, x: _softmax_back(
         places, x, Op.LOG_SOFTMAX_BACK
     ),
+    aten.convolution.default: _untold,
     aten.scalar_tensor.default: _scalar,
     aten.clamp_min.Tensor: _at_least,
     **dict.fromkeys(CONSTANTS, _full),
@@ -438,11 +450,13 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     aten.zeros_like.default: _zeros,
     aten.empty_like.default: _zeros,
     aten.new_zeros.default: _zeros,
+    aten.zeros.default: _zeros,
     aten.expand.default: _expand,
     **EMBEDDINGS,
     **INTEGERS,
     **MATMUL,
     **WHOLES,
+    **TAKEN,
 }
 _SEVERAL: Final = {
     *(*RESHAPES, *MATMUL, *ONE, *TWO, *NUMBERS, *NUMBERED),

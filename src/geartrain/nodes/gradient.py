@@ -139,6 +139,8 @@ class GradientSum:
     ) -> None:
         """Add ``left.T @ right``; left ``(n, a)``, right ``(n, b)``, the parameter ``(a, b)``.
 
+        A parameter of more axes, ``(a, ...)``, is seen as a matrix.
+
         Args:
             parameter, left, right: As above.
             columns: The parameter's that the product has, side by side; None: all.
@@ -227,7 +229,7 @@ class GradientSum:
         """Whether ``add_in`` is for n rows of this parameter."""
         if self._updates is not None or operations.listening:
             return False
-        return call.may_add(self._slot(parameter, columns).written(), n)
+        return call.may_add(self._slot(parameter, columns).matrix(), n)
 
     def add_in(
         self,
@@ -246,7 +248,7 @@ class GradientSum:
             pieces: As ``call`` has them.
         """
         slot = self._slot(parameter, columns)
-        call.add(slot.written(), pieces, add=not slot.fresh)
+        call.add(slot.matrix(), pieces, add=not slot.fresh)
         slot.fresh = False
 
     def _slot(self, parameter: torch.nn.Parameter, columns: Runs | None) -> Slot:

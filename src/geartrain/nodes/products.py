@@ -40,6 +40,11 @@ _FILLED_FROM = 1 << 21
 _FILLED_FROM_OUTER = 1 << 23
 
 
+def matrix(weight: Tensor) -> Tensor:
+    """A weight ``(out, ...)`` as ``(out, in)``, where it lies if it is contiguous."""
+    return weight if weight.ndim <= 2 else weight.reshape(weight.shape[0], -1)
+
+
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x @ weight.T + bias``; x ``(n, i)``, weight ``(o, i)``, bias ``(o,)``."""
     if _suits(x, weight, weight.numel()):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from geartrain.native import operations, sums
-from geartrain.nodes.products import outer, outer_suits, whole_rows
+from geartrain.nodes.products import matrix, outer, outer_suits, whole_rows
 
 ALONE: Final = 128
 """So many rows are multiplied at once: waiting would cost a copy and gain little."""
@@ -60,7 +60,8 @@ class Slot:
 
     def add_part(self, columns: Runs, sums_: Tensor) -> None:
         """Add what a part has."""
-        whole, at = self.begun(), 0
+        self.begun()
+        whole, at = self.matrix(), 0
         for first, end in columns:
             whole[:, first:end].add_(sums_[:, at : at + end - first])
             at += end - first
@@ -73,13 +74,20 @@ class Slot:
             self.buffer.requires_grad_(False)
         return self.buffer
 
+    def matrix(self) -> Tensor:
+        """``written`` as products see it."""
+        whole = self.written()
+        if whole.ndim > 2 and not whole.is_contiguous():
+            whole = self.buffer = whole.contiguous()
+        return matrix(whole)
+
     def multiply(self, left: Tensor, right: Tensor) -> None:
         """Add a product."""
         dtype = self.parameter.dtype
         # Few rows are left to torch: a checkpoint may come between them, and a resumed run is to be
         # the same bit by bit. So are those that somebody counts, as C would count them twice.
         if left.shape[0] >= ALONE and sums.may_sum(dtype) and not operations.listening:
-            one = sums.Unsummed(self.written(), not self.fresh, [left], [right])
+            one = sums.Unsummed(self.matrix(), not self.fresh, [left], [right])
             if sums.suits(one, dtype):
                 sums.sum_gradients([one])
                 self.fresh = False
@@ -87,11 +95,11 @@ class Slot:
         if outer_suits(left, right):
             product = outer(left, right).to(self.parameter.dtype)
             if self.fresh:
-                self.buffer, self.fresh = product, False
+                self.buffer, self.fresh = product.view(self.parameter.shape), False
             else:
-                self.written().add_(product)
+                self.matrix().add_(product)
             return
-        buffer = self.written()
+        buffer = self.matrix()
         if self.fresh:
             torch.mm(left.t(), right, out=buffer)
             self.fresh = False
@@ -132,7 +140,7 @@ def summed(slots: Sequence[Slot]) -> float | None:
         if slot.fresh and not products and not rows and not slot.rows:
             continue
         lefts, rights = [x for x, _ in products], [x for _, x in products]
-        one = sums.Unsummed(slot.written(), not slot.fresh, lefts or rows, rights)
+        one = sums.Unsummed(slot.matrix(), not slot.fresh, lefts or rows, rights)
         if slot.rows or (products and rows) or not sums.suits(one, dtype):
             whole = False
         else:
