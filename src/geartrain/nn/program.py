@@ -46,12 +46,13 @@ class _Terms:
         self.all = terms
         self.later = [t for t in terms if t.how in _LATER]
         self.at_once = [t for t in terms if t.how not in _LATER]
-        self.lying = [t for t in terms if t.how in ("product", "sum")]
-        self.rest = [t for t in terms if t.how not in ("product", "sum")]
+        self.lying = [t for t in terms if t.how in _LYING]
+        self.rest = [t for t in terms if t.how not in _LYING]
         self.by_update = any(t.how == "value" or t.padding >= 0 for t in self.at_once)
 
 
-_LATER: Final = ("product", "sum", "looked up")
+_LYING: Final = ("product", "sum")
+_LATER: Final = (*_LYING, "looked up")
 
 
 @final

@@ -52,12 +52,16 @@ def _axes(
     return tuple([(size, k, s, d, *side) for size, k, s, d, side in given])
 
 
+def _places(axes: tuple[_Axis, ...]) -> list[int]:
+    """How many windows there are along each axis."""
+    return [(n + b + a - d * (k - 1) - 1) // s + 1 for n, k, s, d, b, a in axes]
+
+
 @lru_cache(maxsize=256)
 def _plane(axes: tuple[_Axis, ...]) -> NDArray[np.int64] | None:
     """Where entries of windows are among those of all axes, ``(p, k)``; -1: around them."""
     found = np.zeros((1, 1), np.int64)
-    for size, kernel, stride, dilation, before, after in axes:
-        many = (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
+    for many, (size, kernel, stride, dilation, before, _) in zip(_places(axes), axes, strict=True):
         if many < 1 or found.size * many * kernel > MOST_ENTRIES:
             return None
         at = np.arange(many)[:, None] * stride + np.arange(kernel) * dilation - before
@@ -99,11 +103,6 @@ def _taken(x: Tensor, places: NDArray[np.int64]) -> Tensor:
         index = torch.ops.aten.lift_fresh(torch.from_numpy(at.copy()))
         flat = flat.index_select(1, index)
     return flat.view(x.shape[0], *places.shape)
-
-
-def _places(axes: tuple[_Axis, ...]) -> list[int]:
-    """How many windows there are along each axis."""
-    return [(n + b + a - d * (k - 1) - 1) // s + 1 for n, k, s, d, b, a in axes]
 
 
 def _convolution(

@@ -160,24 +160,23 @@ class Returning:
             came: Of which outputs gradients have come, as bits.
             got: By part, gets the places of the instances whose rows have come back.
         """
-        module, wanted = self.module, self._wanted.view(np.bool_)
+        module, some = self.module, np.flatnonzero(self._wanted)
         weights = module.weights
-        if weights is None or not wanted.any():
+        if weights is None or not some.size:
             return
         form, less = module.layout.form, self._multiplied
         local, each = self._local, self._updates
+        apart = some.size < self._n
+        if apart:
+            local, each = local[some], None if each is None else each[some]
+        if module.counts:
+            got[weights.name].append(local)
         if less and not self._more:
-            if module.counts:
-                got[weights.name].append(local)
             return
         found: list[Tensor | None] = [None] * len(form.gradients)
         found += [self._result(k) for k in form.backward.results[len(form.gradients) :]]
-        if not wanted.all():
-            some = np.flatnonzero(wanted)
-            local, found = local[some], self._some(found, some)
-            each = None if each is None else each[some]
-        if module.counts:
-            got[weights.name].append(local)
+        if apart:
+            found = self._some(found, some)
         into: GradientSum = weights.gradient
         if each is None or not form.split:
             with nullcontext() if each is None else into.of_updates(each):
