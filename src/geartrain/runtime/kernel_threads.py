@@ -1,4 +1,4 @@
-"""The thread that waits for a pass leaves the cores to those who compute, and who forks has no team.
+"""The thread that waits for a pass leaves the cores to those who compute; who forks has no team.
 
     calling thread   its team of kernel threads ── given back ──┐           ┌── its number as before
     workers                                         teams of their own, one thread for each core
