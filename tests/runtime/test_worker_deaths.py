@@ -254,6 +254,19 @@ def test_a_worker_that_says_nothing_of_what_it_was_handed_is_told_and_ended(monk
     run(chain())
 
 
+def test_a_worker_that_does_not_take_what_it_is_handed_is_told_and_ended(monkeypatch):
+    run(chain())
+    monkeypatch.setattr(parent, "HANDED_S", 0.5)
+    monkeypatch.setattr(pool, "_STOPPED_LOOKS", 1000)  # it lives, and nothing tells why it waits
+    heavy = nn.Linear(3, 3)
+    heavy.more = bytes(1 << 22)  # than there is room for on the way
+    os.kill(processes().pids[1], signal.SIGSTOP)
+    with pytest.raises(WorkerDiedError, match=r"worker 1 has said nothing for 0 s of what it was"):
+        run(chain(heavy))
+    monkeypatch.undo()
+    run(chain())
+
+
 def test_passes_leave_no_files_open_and_no_memory():
     for _ in range(2):
         run(chain(), n=5)

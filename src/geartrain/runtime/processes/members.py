@@ -62,6 +62,10 @@ class AbstractMember(ABC):
             OSError, EOFError: The worker is gone.
         """
 
+    def untaken(self) -> int:
+        """Bytes that were sent to it, and that are not known to be there, where that is told."""
+        return 0
+
 
 class AbstractPool(ABC):
     """So many workers, made when they are first wanted, watched, ended.
