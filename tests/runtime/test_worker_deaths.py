@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import time
 from functools import cache, partial
@@ -248,8 +249,22 @@ def test_a_module_that_cannot_be_made_again_in_a_worker_is_told_at_once():
 
 def test_a_worker_that_says_nothing_of_what_it_was_handed_is_told_and_ended(monkeypatch):
     monkeypatch.setattr(parent, "HANDED_S", 0.5)
-    with pytest.raises(WorkerDiedError, match=r"worker \d has said nothing for 0 s of what it was"):
+    kill, sent = os.kill, []
+
+    def noted(pid: int, number: int) -> None:
+        sent.append((pid, number))
+        kill(pid, number)
+
+    monkeypatch.setattr(os, "kill", noted)
+    with pytest.raises(
+        WorkerDiedError, match=r"worker \d has said nothing for 0 s of what"
+    ) as told:
         run(chain(Waiting()))
+    found = re.search(
+        r"its process, (\d+), is (waiting|ready to run), \d+\.\d\d s", str(told.value)
+    )
+    assert found is not None
+    assert (int(found[1]), signal.SIGUSR1) in sent, "it prints where it is"
     monkeypatch.undo()
     run(chain())
 

@@ -66,6 +66,10 @@ class AbstractMember(ABC):
         """Bytes that were sent to it, and that are not known to be there, where that is told."""
         return 0
 
+    def where(self) -> str:
+        """What the system says of its process, where it is on this host; it prints where it is."""
+        return ""
+
 
 class AbstractPool(ABC):
     """So many workers, made when they are first wanted, watched, ended.
