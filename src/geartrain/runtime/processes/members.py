@@ -66,7 +66,7 @@ class AbstractMember(ABC):
         """Bytes that were sent to it, and that are not known to be there, where that is told."""
         return 0
 
-    def where(self) -> str:
+    def last_words(self) -> str:
         """What the system says of its process, where it is on this host; it prints where it is."""
         return ""
 

@@ -339,9 +339,9 @@ class Parent:
         if now - self._handed_s > HANDED_S:
             raise WorkerDiedError(
                 f"worker {w} has said nothing for {HANDED_S:.0f} s of what it was handed, the "
-                f"graph and its parts{self._pool.members[w].where()}, and is ended: look at what "
-                "modules do as they are made again from a pickle, or run again, as it may have "
-                "waited for a lock, or for a processor",
+                f"graph and its parts{self._pool.members[w].last_words()}, and is ended: look at "
+                "what modules do as they are made again from a pickle, or run again, as it may "
+                "have waited for a lock, or for a processor",
                 w,
             )
 

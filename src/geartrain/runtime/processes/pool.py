@@ -93,7 +93,7 @@ class WorkerProcess(AbstractMember):
     def hear(self) -> dict[str, Any]:
         return self.control.hear()
 
-    def where(self) -> str:
+    def last_words(self) -> str:
         state, *more = _stat_of(self.pid) or [""]
         if not state:
             return ""
