@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -414,3 +415,23 @@ def test_who_forks_workers_has_loaded_the_kernels_and_runs_one_thread():
     maps = (Path("/proc") / str(pid) / "maps").read_text()
     assert all(str(path) in maps for path in (() if found is None else found.paths))
     assert len(os.listdir(f"/proc/{pid}/task")) == 1
+
+
+def test_workers_have_no_open_file_of_who_forked_them_but_the_folder():
+    """An end of a channel that somebody else has would keep its end from being heard."""
+    run(chain())
+    server = ForkServer.of_this_process()
+
+    def files(pid: int) -> list[str]:
+        found = []
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it has been closed meanwhile
+                found.append(os.readlink(fd))
+        return found
+
+    inherited = [os.readlink(f"/proc/{server.pid}/fd/{number}") for number in range(3)]
+    for pid in processes().pids:
+        wait_until(lambda pid=pid: "anon_inode:[eventpoll]" not in files(pid), "sockets are closed")
+        found = [file for file in files(pid) if file not in inherited]
+        assert len([file for file in found if file.startswith("socket:")]) == 1
+        assert not [file for file in found if file.startswith("pipe:") or "pidfd" in file]
