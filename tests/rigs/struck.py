@@ -117,13 +117,13 @@ def _import(name: str) -> object:
 
 
 class Waiting(nn.Linear):
-    """Made again, it waits for what does not come."""
+    """Made again, it waits for what does not come, so many seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 100.0) -> None:
         super().__init__(3, 3)
-        self.home = os.getpid()
+        self.home, self.seconds = os.getpid(), seconds
 
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if os.getpid() != self.home:
-            threading.Event().wait(100)
+            threading.Event().wait(self.seconds)

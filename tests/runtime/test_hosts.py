@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ from geartrain.runtime.hosts.keeper import PROTOCOL
 from geartrain.runtime.hosts.keepers import Keepers
 from geartrain.runtime.hosts.program import Host
 from geartrain.runtime.hosts.worker import Greeting
+from geartrain.runtime.processes import parent
 from geartrain.runtime.processes.memory import SharedTensors, dumps
 from geartrain.transport.pulse import DEAD_S
 from geartrain.transport.record import Record
@@ -35,6 +37,7 @@ from tests.rigs.killing import Killer
 from tests.rigs.left import living, open_files, wait_until
 from tests.rigs.pairs import graph_of_pairs, pairs
 from tests.rigs.passes import Quiet, hosts, one_pass, processes
+from tests.rigs.struck import Waiting
 
 SLOW = pytest.mark.slow
 VERSION = ".".join(map(str, sys.version_info[:2]))
@@ -181,6 +184,27 @@ def test_a_worker_that_holds_the_interpreters_lock_for_long_answers_all_the_same
     )
     points = [gt.Instance({"x": torch.ones(1, 2)}) for _ in range(3)]
     gt.Session(graph, rules=ADAM, runtime=hosts(2)).fit(points, epochs=1)
+
+
+def test_a_worker_is_waited_for_while_what_it_is_handed_is_under_way(monkeypatch):
+    graph = gt.Graph()
+    graph.input("x").through(Waiting(1.5), name="a").loss(lambda y: y.square().sum(1))
+    session = gt.Session(graph, rules=ADAM, runtime=hosts(2))
+    points = [gt.Instance({"x": torch.ones(1, 3)})]
+    told, untaken = itertools.count(), control.RemoteMember.untaken
+    seen: list[int] = []
+
+    def moves(member: control.RemoteMember) -> int:
+        seen.append(untaken(member))
+        return next(told)
+
+    monkeypatch.setattr(parent, "HANDED_S", 0.5)
+    monkeypatch.setattr(control.RemoteMember, "untaken", moves)
+    session.fit(points, epochs=1)
+    assert seen and min(seen) > 0, "it has not said that it has it"
+    monkeypatch.setattr(control.RemoteMember, "untaken", lambda member: 1)
+    with pytest.raises(WorkerDiedError, match=r"worker 0 has said nothing for 0 s of what it was"):
+        session.fit(points, epochs=2)
 
 
 def test_a_fit_goes_on_after_a_death_and_ends_as_if_there_had_been_none(monkeypatch):

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from geartrain.runtime.kernel_threads import cores_left_to_workers
 from geartrain.runtime.processes.processes import Processes
 from geartrain.runtime.threads import Threads
 from tests.rigs.passes import Quiet
+from tests.rigs.programs import Nursery, Program
 from tests.runtime.test_contract import chain, engine_of, rows
 
 LARGE = 1 << 20  # elements, which several threads share out
@@ -81,3 +83,34 @@ def test_the_cores_are_left_to_the_workers_of_a_pass(
     assert torch.get_num_threads() == 3
     if isinstance(runtime, Processes):
         runtime.close()
+
+
+FORKS = f"""
+import os, signal, torch
+from geartrain.runtime.processes.forking import get_ready
+
+def computed_with() -> int:
+    torch.set_num_threads(3)
+    torch.ones({LARGE}).mul_(2.0)
+    return len(os.listdir("/proc/self/task"))
+
+before = computed_with()
+get_ready()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    os._exit(computed_with())
+print(before, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+@needs_linux
+def test_who_forks_workers_has_no_team_that_they_would_wait_for(tmp_path: Path) -> None:
+    nursery = Nursery()
+    try:
+        before, inside = map(int, str(Program(nursery, tmp_path / "run", FORKS).line()).split())
+    finally:
+        nursery.close()
+    if before < 3:
+        pytest.skip("torch has no OpenMP here")
+    assert inside == 3

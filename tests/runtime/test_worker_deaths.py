@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import time
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -248,8 +250,35 @@ def test_a_module_that_cannot_be_made_again_in_a_worker_is_told_at_once():
 
 def test_a_worker_that_says_nothing_of_what_it_was_handed_is_told_and_ended(monkeypatch):
     monkeypatch.setattr(parent, "HANDED_S", 0.5)
-    with pytest.raises(WorkerDiedError, match=r"worker \d has said nothing for 0 s of what it was"):
+    kill, sent = os.kill, []
+
+    def noted(pid: int, number: int) -> None:
+        sent.append((pid, number))
+        kill(pid, number)
+
+    monkeypatch.setattr(os, "kill", noted)
+    with pytest.raises(
+        WorkerDiedError, match=r"worker \d has said nothing for 0 s of what"
+    ) as told:
         run(chain(Waiting()))
+    found = re.search(
+        r"its process, (\d+), is (waiting|ready to run), \d+\.\d\d s", str(told.value)
+    )
+    assert found is not None
+    assert (int(found[1]), signal.SIGUSR1) in sent, "it prints where it is"
+    monkeypatch.undo()
+    run(chain())
+
+
+def test_a_worker_that_does_not_take_what_it_is_handed_is_told_and_ended(monkeypatch):
+    run(chain())
+    monkeypatch.setattr(parent, "HANDED_S", 0.5)
+    monkeypatch.setattr(pool, "_STOPPED_LOOKS", 1000)  # it lives, and nothing tells why it waits
+    heavy = nn.Linear(3, 3)
+    heavy.more = bytes(1 << 22)  # than there is room for on the way
+    os.kill(processes().pids[1], signal.SIGSTOP)
+    with pytest.raises(WorkerDiedError, match=r"worker 1 has said nothing for 0 s of what it was"):
+        run(chain(heavy))
     monkeypatch.undo()
     run(chain())
 
@@ -386,3 +415,23 @@ def test_who_forks_workers_has_loaded_the_kernels_and_runs_one_thread():
     maps = (Path("/proc") / str(pid) / "maps").read_text()
     assert all(str(path) in maps for path in (() if found is None else found.paths))
     assert len(os.listdir(f"/proc/{pid}/task")) == 1
+
+
+def test_workers_have_no_open_file_of_who_forked_them_but_the_folder():
+    """An end of a channel that somebody else has would keep its end from being heard."""
+    run(chain())
+    server = ForkServer.of_this_process()
+
+    def files(pid: int) -> list[str]:
+        found = []
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it has been closed meanwhile
+                found.append(os.readlink(fd))
+        return found
+
+    inherited = [os.readlink(f"/proc/{server.pid}/fd/{number}") for number in range(3)]
+    for pid in processes().pids:
+        wait_until(lambda pid=pid: "anon_inode:[eventpoll]" not in files(pid), "sockets are closed")
+        found = [file for file in files(pid) if file not in inherited]
+        assert len([file for file in found if file.startswith("socket:")]) == 1
+        assert not [file for file in found if file.startswith("pipe:") or "pidfd" in file]

@@ -1,4 +1,4 @@
-"""The thread that waits for a pass leaves the cores to those who compute.
+"""The thread that waits for a pass leaves the cores to those who compute; who forks has no team.
 
     calling thread   its team of kernel threads ── given back ──┐           ┌── its number as before
     workers                                         teams of their own, one thread for each core
@@ -8,6 +8,9 @@ threads in all teams together than cores, none of them spins for a moment betwee
 sleeps and is woken by the system, which takes longer than many kernels do. One worker with two
 kernel threads on two cores then trained digits as fast as with one, and 1.5 times as fast without
 the team of the thread that had made the weights.
+
+A fork has the calling thread's team by name, and none of its threads: it would wait for them for
+ever at the first kernel that is shared out.
 """
 
 from __future__ import annotations
@@ -29,13 +32,18 @@ def cores_left_to_workers() -> Iterator[None]:
     """Meanwhile the calling thread computes with one kernel thread, and has no others."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    give_back = _pause()
-    if give_back is not None:
-        give_back(_SOFT)
+    give_back_team()
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def give_back_team() -> None:
+    """End the calling thread's kernel threads; it has others when it next computes with several."""
+    give_back = _pause()
+    if give_back is not None:
+        give_back(_SOFT)
 
 
 @cache

@@ -133,6 +133,9 @@ class RemoteMember(AbstractMember):
         told: dict[str, Any] = json.loads(content)
         return told
 
+    def untaken(self) -> int:
+        return self.board.transport.in_flight_bytes(self._worker)
+
 
 @final
 class RemoteChannel(AbstractChannel):

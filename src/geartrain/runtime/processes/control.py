@@ -6,6 +6,7 @@ Nobody else can have an end of it, so pickles may go over it.
 from __future__ import annotations
 
 import array
+import errno
 import json
 import socket
 import struct
@@ -55,6 +56,7 @@ class Control:
 
         Raises:
             EOFError: The other end is gone.
+            OSError: Open files came for which this process has no room.
         """
         fds: list[int] = []
         head = self._some(_HEAD.size, fds)
@@ -102,9 +104,11 @@ class Control:
         found = b""
         while len(found) < n:
             room = socket.CMSG_SPACE(_MOST_FDS * 4)
-            part, more, _, _ = self._patiently(self.socket.recvmsg, n - len(found), room)
+            part, more, flags, _ = self._patiently(self.socket.recvmsg, n - len(found), room)
             if not part:
                 raise EOFError("the other end is gone")
+            if flags & socket.MSG_CTRUNC:  # those that are missing do not come any more
+                raise OSError(errno.EMFILE, "no room for the open files of a message: ulimit -n")
             found += part
             for level, kind, data in more:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

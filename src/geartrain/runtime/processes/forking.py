@@ -16,6 +16,7 @@ from typing import Final, NoReturn
 import torch
 
 from geartrain.native import library
+from geartrain.runtime.kernel_threads import give_back_team
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -23,11 +24,13 @@ _PR_SET_PDEATHSIG: Final = 1
 def get_ready() -> None:
     """Load what every worker wants, once: it costs a fork 40 ms of CPU to do so in its first pass.
 
-    No thread may come of it. What is loaded is not written to any more: its pages stay in common.
+    What is loaded is not written to any more: its pages stay in common. Of what has been computed
+    since the interpreter began, a team of OpenMP may be left, which forks would wait for.
     """
     importlib.import_module("torch._dynamo")  # torch does so in the first optimiser of a process
     library.current()
     torch.manual_seed(0)  # each worker is given a seed of its own with a pass
+    give_back_team()
     gc.collect()
     gc.freeze()
 

@@ -62,6 +62,14 @@ class AbstractMember(ABC):
             OSError, EOFError: The worker is gone.
         """
 
+    def untaken(self) -> int:
+        """Bytes that were sent to it, and that are not known to be there, where that is told."""
+        return 0
+
+    def last_words(self) -> str:
+        """What the system says of its process, where it is on this host; it prints where it is."""
+        return ""
+
 
 class AbstractPool(ABC):
     """So many workers, made when they are first wanted, watched, ended.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NoReturn, final
+from typing import Any, Final, Literal, NoReturn, TypeVar, final
 
 import numpy as np
 import torch
@@ -50,11 +50,14 @@ DROPPED_S: Final = 1.0
 """So long a worker may take to end its firing and drop what it holds after another one's death; one
 that is made anew costs about as much."""
 HANDED_S: Final = 300.0
-"""So long a worker may say nothing of what it was handed, while it lives: then it is ended."""
+"""So long a worker that lives may take nothing of what it is handed, and say nothing of it: then it
+is ended."""
 _SLOW_S: Final = 0.002
 """What is said to workers goes with instances that are admitted by it, where these are of a list
 and the last of them took no longer."""
 _WAIT_S: Final = 0.2  # the longest wait, so that signals and stopped workers are seen
+
+T = TypeVar("T")
 
 
 @final
@@ -105,8 +108,8 @@ class Parent:
         self._flying = Flying(MOST_FLYING)
         self._phase: Literal["apart", "handing over", "together"] = "apart"
         self._began = time.perf_counter()
-        self._awaited: int | None = None  # who is to say that it has what it was handed
-        self._handed_s = 0.0  # since when
+        self._awaited: int | None = None  # who is to take what it is handed, and to say so
+        self._handed_s, self._untaken = 0.0, 0  # since when, and what is under way to him
         self._slow = True  # whether the data were, when they were last asked
         self._apart_s = 0.0  # until all had what they were handed
         self.seconds = 0.0
@@ -288,21 +291,24 @@ class Parent:
         contents = self._contents(given)
         pool.begin({n.id: n.name for n in engine.wiring.nodes.values()})
         self._phase = "handing over"
-        for member, (content, own) in zip(pool.members, contents, strict=True):
+        for member, (content, own) in self._each(zip(pool.members, contents, strict=True)):
             member.meanwhile = self._meanwhile
             self._through(member.hand_over, content, own)
-        told = []
-        for self._awaited, member in enumerate(pool.members):
-            self._handed_s = time.perf_counter()
-            told.append(self._through(member.hear))
-        self._awaited = None
+        told = [self._through(member.hear) for member in self._each(pool.members)]
         for w, answer in enumerate(told):
             if "failed" in answer:
                 self._raise(answer["failed"], w)
         go = pool.join(self._transport, told)
-        for member in pool.members:
+        for member in self._each(pool.members):
             self._through(member.send, go)
         self._phase = "together"
+
+    def _each(self, of_workers: Iterable[T]) -> Iterator[T]:
+        """One after another; none is waited for longer than ``HANDED_S``."""
+        for self._awaited, each in enumerate(of_workers):
+            self._handed_s = time.perf_counter()
+            yield each
+        self._awaited = None
 
     def _contents(self, given: Pass) -> Iterator[tuple[bytes, bytes]]:
         """What each worker is handed; where no memory is shared, weights of its parts apart."""
@@ -325,12 +331,17 @@ class Parent:
         """While a worker is waited for."""
         self._leave_if_abandoned()
         self._pool.look()
-        w = self._awaited
-        if w is not None and time.perf_counter() - self._handed_s > HANDED_S:
+        if (w := self._awaited) is None:
+            return
+        now, untaken = time.perf_counter(), self._pool.members[w].untaken()
+        if untaken != self._untaken:  # a slow link; it goes on
+            self._handed_s, self._untaken = now, untaken
+        if now - self._handed_s > HANDED_S:
             raise WorkerDiedError(
                 f"worker {w} has said nothing for {HANDED_S:.0f} s of what it was handed, the "
-                "graph and its parts, and is ended: look at what modules do as they are made again "
-                "from a pickle, or run again, as it may have waited for a lock",
+                f"graph and its parts{self._pool.members[w].last_words()}, and is ended: look at "
+                "what modules do as they are made again from a pickle, or run again, as it may "
+                "have waited for a lock, or for a processor",
                 w,
             )
 

@@ -44,6 +44,15 @@ _END_S: Final = 2.0  # for a process to end
 
 
 _WAIT_S: Final = 0.2  # without anything that moves, until somebody else is looked after
+_PRINTS_S: Final = 0.2  # for a process to print where it is
+_TIMES: Final = slice(10, 12)  # of the processor, in what follows the state
+_STATES: Final = {
+    "R": "ready to run",
+    "S": "waiting",
+    "D": "waiting for a disk",
+    "T": "stopped",
+    "t": "held by a debugger",
+}
 
 
 @final
@@ -83,6 +92,16 @@ class WorkerProcess(AbstractMember):
 
     def hear(self) -> dict[str, Any]:
         return self.control.hear()
+
+    def last_words(self) -> str:
+        state, *more = _stat_of(self.pid) or [""]
+        if not state:
+            return ""
+        used_s = sum(map(int, more[_TIMES])) / os.sysconf("SC_CLK_TCK")
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)  # see child.live
+        time.sleep(_PRINTS_S)
+        return f" (its process, {self.pid}, is {_STATES.get(state, state)}, {used_s:.2f} s used)"
 
 
 @final

@@ -256,7 +256,8 @@ def _serve(control: Control, parent: int, workers: set[int]) -> None:
     if os.getppid() != parent:
         return
     control.tell(ready=os.getpid())
-    with selectors.DefaultSelector() as selector:
+    with selectors.EpollSelector() as selector:
+        ours = [selector.fileno(), heard, rings, *life]
         for fd in (control.socket.fileno(), heard, *life):
             selector.register(fd, selectors.EVENT_READ)
         while True:
@@ -269,7 +270,7 @@ def _serve(control: Control, parent: int, workers: set[int]) -> None:
                         control.tell(died=pid, status=status)
                     continue
                 content, fds = control.receive()
-                _fork(int(content), fds[0], workers, control, [heard, rings, *life])
+                _fork(int(content), fds[0], workers, control, ours)
 
 
 def _fork(worker: int, fd: int, workers: set[int], control: Control, ours: Sequence[int]) -> None:
