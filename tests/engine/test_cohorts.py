@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from geartrain.engine.cohorts import Cohorts
+from geartrain.engine.router import BACKWARD, Delivery
 from geartrain.frames.frame import Arena
+from geartrain.frames.message import Backward
 
 N = 3  # instances of an update
 
@@ -23,3 +25,24 @@ def test_updates_of_a_copy_are_of_its_own_turns_in_their_order(copies, first, be
         everybody = np.arange(own[0], own[N - begun])  # and of the next update nobody
         assert list(cohorts.finished(everybody)) == [N - begun, 0]
         assert [cohorts.ahead(turn) for turn in own] == [max(0, k - 1) for k in of]
+
+
+@pytest.mark.parametrize("turns", [[0, 1, 3, 5, 6, 8, 9], [9, 5, 0, 6, 3, 1, 8]])
+def test_what_may_be_added_now_goes_in_one_piece_and_each_later_update_waits_in_its_own(
+    turns: list[int],
+) -> None:
+    arena = Arena()
+    arena.turn = np.array(turns)
+    cohorts = Cohorts(arena, N, 0, 0)
+    rows = np.arange(len(turns))
+    of = np.array(turns) // N
+
+    def numbers(deliveries: list[Delivery]) -> list[list[int]]:
+        return [[*delivery.batch.rows] for delivery in deliveries]
+
+    found = cohorts.sort(Delivery(7, BACKWARD, Backward(rows, None)), rows, ahead=1)
+    assert numbers(found) == [[*np.flatnonzero(of <= 1)]]
+    for present in range(1, 4):
+        assert list(cohorts.finished(np.arange(N * (present - 1), N * present)))
+        later = [[*np.flatnonzero(of == present + 1)]] if present < 3 else []
+        assert numbers(cohorts.take()) == later

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from geartrain.native import sums
+from geartrain.native import operations, sums
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.products import outer_suits
+from geartrain.nodes.slot import Slot
 
 THREADS = torch.get_num_threads()
 
@@ -53,3 +54,36 @@ def test_on_one_thread_many_rows_are_multiplied_in_c(
 def test_on_several_threads_torch_multiplies_them(monkeypatch: pytest.MonkeyPatch) -> None:
     error, elsewhere = _added(2, 1400, monkeypatch)
     assert error < 1e-5 and elsewhere == 2
+
+
+def test_what_waits_is_multiplied_ahead_as_it_is_when_it_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.set_num_threads(1)
+    random = torch.Generator().manual_seed(3)
+    weight, bias = nn.Parameter(torch.zeros(48, 33)), nn.Parameter(torch.zeros(48))
+    ahead, later = GradientSum([weight, bias]), GradientSum([weight, bias])
+    for n in (5, 1, 17):
+        left, right = (torch.randn(n, k, generator=random) for k in (48, 33))
+        for into in (ahead, later):
+            into.add_product(weight, left, right)
+            into.add_sum(bias, left)
+    one_by_one: list[int] = []
+    monkeypatch.setattr(Slot, "multiply", lambda self, left, right: one_by_one.append(len(left)))
+    if sums.may_sum(torch.float32):
+        ahead.multiply()
+        assert not one_by_one
+        both = (into.take_each([weight, bias])[0] for into in (ahead, later))
+        for found, want in zip(*both, strict=True):
+            assert found is not None and want is not None
+            assert torch.equal(found, want)
+
+
+def test_what_is_multiplied_ahead_is_counted_once() -> None:
+    weight = nn.Parameter(torch.zeros(48, 33))
+    into = GradientSum([weight])
+    with operations.Counted() as counted:
+        into.add_product(weight, torch.ones(5, 48), torch.ones(5, 33))
+        into.multiply()
+    assert counted.operations == 2 * 5 * 48 * 33
+    assert torch.equal(into.take(weight), torch.full((48, 33), 5.0))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from geartrain.engine.router import Outbox
-from geartrain.engine.stock import Lot, Stock
+from geartrain.engine.stock import Lot, PartialStock, Stock
 from geartrain.frames.frame import Arena
 from geartrain.runtime.processes.pace import MOST_FIRINGS, SLOW_S, SOON_S, Pace
 
@@ -46,3 +46,30 @@ def test_with_a_stock_answers_wait_until_the_parent_may_send_another_lot() -> No
     pace.told(later)
     assert not pace.due(later, matters=True, firings=1)
     assert pace.due(later + 2 * SLOW_S, matters=True, firings=1)
+
+
+def whole(workers: int) -> Pace:
+    return Pace(Stock(Arena(), 0, 0, lambda trained: 4), workers)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+def test_many_workers_tell_of_progress_as_often_together_as_two(workers: int) -> None:
+    pace = whole(workers)
+    pace.told(10.0)
+    between = SLOW_S * max(1.0, workers / 2)
+    assert pace.progress_s == pytest.approx(between)
+    assert not pace.due(10.0 + 0.9 * between, matters=True, firings=1)
+    assert pace.due(10.0 + 1.1 * between, matters=True, firings=1)
+
+
+def test_progress_is_told_of_however_many_there_are() -> None:
+    assert whole(1000).progress_s == whole(100).progress_s < 1.0
+
+
+def test_where_others_may_wait_for_it_what_was_done_is_told_as_soon_by_each_of_many() -> None:
+    """Rows that one worker was fed are answered at another one, which is fed nothing."""
+    for stock in (None, PartialStock(Arena(), 0, lambda trained: 4)):
+        pace = Pace(stock, 8)
+        pace.told(10.0)
+        assert pace.due(10.0 + 1.1 * SLOW_S, matters=True, firings=1)
+        assert pace.progress_s > SLOW_S

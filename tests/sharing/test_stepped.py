@@ -13,7 +13,8 @@ from torch import nn
 
 from geartrain.errors import NonFiniteError, TransportError
 from geartrain.frames.tables import look_up
-from geartrain.parts.optimizers import FusedAdagrad
+from geartrain.native.steps import AdamStep, AdamTensors
+from geartrain.parts.optimizers import FusedAdagrad, FusedAdam
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.parts.triggers import Instances
@@ -134,6 +135,36 @@ def test_weights_are_not_copied_again_where_nobody_has_stepped() -> None:
     both.add(0)
     both.add(0)
     assert not both.lock.taken
+
+
+def test_sums_that_lie_in_two_places_by_turns_are_looked_at_once_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[AdamStep] = []
+
+    def make(tensors: AdamTensors) -> AdamStep:
+        made.append(AdamStep(tensors))
+        return made[-1]
+
+    def begun(weights: list[nn.Parameter], lr: float) -> FusedAdam:
+        """It remembers something, which is nothing yet."""
+        optimizer = FusedAdam(weights, lr, (0.0, 0.0))
+        for p in weights:
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        optimizer.zero_grad()
+        return optimizer
+
+    monkeypatch.setattr("geartrain.parts.optimizers.AdamStep", make)
+    both = linear(optimizer=partial(begun, lr=0.1))
+    weight, places = both.parts[0].parameters[0], set()
+    for _ in range(6):
+        both.add(0)
+        buffer = both.parts[0].gradient._slots[weight].buffer
+        assert buffer is not None
+        places.add(buffer.data_ptr())
+    assert both.board[0] == 6 and float(both.common[0]) == pytest.approx(-0.6)
+    assert len(places) == len(made) == 2
 
 
 def test_staleness_is_that_of_the_version_that_rows_saw() -> None:

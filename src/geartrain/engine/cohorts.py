@@ -63,9 +63,10 @@ class Cohorts:
             self._wait(most, delivery)
             return []
         now: list[Delivery] = []
-        for cohort, batch in _apart(delivery.batch, cohorts):
+        # What goes now goes in one piece: each is copied by itself when it is fired.
+        for cohort, batch in _apart(delivery.batch, np.maximum(cohorts, self._present)):
             piece = Delivery(delivery.node, delivery.port, batch)
-            if cohort <= self._present:
+            if cohort == self._present:
                 now.append(piece)
             else:
                 self._wait(cohort, piece)

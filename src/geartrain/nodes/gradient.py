@@ -466,9 +466,13 @@ class GradientSum:
         finally:
             self._updates = updates
 
-    @torch.no_grad()
     def _sort_apart(self) -> None:
         """Add rows that were put apart to the sums of their updates."""
+        if self._apart:
+            with Unrecorded():
+                self._sort_those_apart()
+
+    def _sort_those_apart(self) -> None:
         apart, self._apart = self._apart, {}
         for parameter, columns, pieces in (
             (parameter, columns, pieces)
@@ -507,7 +511,6 @@ class GradientSum:
                 into._updates = before
                 start = end
 
-    @torch.no_grad()
     def absorb(
         self,
         other: GradientSum,
@@ -519,10 +522,12 @@ class GradientSum:
             other: Of the same parameters, or of others that stand for them.
             names: What those of ``other`` stand for; None: themselves.
         """
-        other.settle()
-        other._sort_apart()
-        for parameter, slot in other._slots.items():
-            self._absorb_slot(self._slots[parameter if names is None else names[parameter]], slot)
+        with Unrecorded():
+            other.settle()
+            other._sort_apart()
+            for parameter, slot in other._slots.items():
+                own = self._slots[parameter if names is None else names[parameter]]
+                self._absorb_slot(own, slot)
 
     def _absorb_slot(self, own: Slot, its: Slot) -> None:
         for columns, part in its.parts.items():
@@ -549,12 +554,14 @@ class GradientSum:
         for slot in self._slots.values():
             slot.forget()
 
-    @torch.no_grad()
     def multiply(self) -> None:
         """Multiply and add up what waits: the next ``take`` has nothing to do but to hand over."""
-        self.settle()
-        for slot in self._slots.values():
-            for each in (*slot.parts.values(), slot):
+        with Unrecorded():
+            self.settle()
+            slots = [each for slot in self._slots.values() for each in (*slot.parts.values(), slot)]
+            if not operations.listening:
+                summed(slots)
+            for each in slots:
                 self._multiply_waiting(each)
                 each.add_up_waiting()
 

@@ -11,7 +11,7 @@ They are torch optimisers, for ``Rules(optimizer=partial(...))``, and go without
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
@@ -21,6 +21,10 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from geartrain.native.steps import AdamStep, AdamTensors, adagrad_step
 from geartrain.nodes.unrecorded import Unrecorded
+
+_KNOWN: Final = 2
+"""Ways in which the tensors of a step lie that are remembered: a part that is shared has sums of
+gradients by turns in two places."""
 
 
 @final
@@ -181,17 +185,26 @@ class FusedAdam(torch.optim.Adam):
             [s["exp_avg_sq"] for s in states],
             [s["step"] for s in states],
         )
-        known: dict[int, AdamStep] = self.__dict__.setdefault("_known", {})
-        step = known.get(number)
-        if step is None or not step.fits(tensors):
-            step = known[number] = AdamStep(tensors)
-        return step.take(
+        return self._known_step(number, tensors).take(
             rate=group["lr"],
             betas=group["betas"],
             eps=group["eps"],
             weight_decay=group["weight_decay"],
             maximize=group["maximize"],
         )
+
+    def _known_step(self, number: int, tensors: AdamTensors) -> AdamStep:
+        """That of a group, with these tensors; of so many ways in which they lie it is kept."""
+        kept: dict[int, list[AdamStep]] = self.__dict__.setdefault("_known", {})
+        known = kept.setdefault(number, [])
+        for k, step in enumerate(known):
+            if step.fits(tensors):
+                if k:
+                    known.insert(0, known.pop(k))
+                return step
+        known.insert(0, AdamStep(tensors))
+        del known[_KNOWN:]
+        return known[0]
 
 
 def plainly_stepped(optimizer: Optimizer) -> None:

@@ -28,6 +28,7 @@ from torch import Tensor
 from geartrain.frames.message import IntArray
 from geartrain.frames.tables import guard_table, sparse_tables
 from geartrain.graph.through import Through
+from geartrain.nodes.unrecorded import Unrecorded
 from geartrain.parts.ahead import AbstractAhead, UpdatesAhead
 from geartrain.parts.counting import Told
 from geartrain.parts.fresh import remembers_all
@@ -116,13 +117,13 @@ class SteppedShare(AbstractAhead, PublishedShare):
             finally:
                 self._lock.release()
 
-    @torch.no_grad()
     def _look(self) -> None:
         """Have the weights of now; under the lock."""
         self.gradient.settle()
         self.version = int(self._board[0])
         if self._copied:
-            torch._foreach_copy_(self._own, self._common)
+            with Unrecorded():
+                torch._foreach_copy_(self._own, self._common)
             # Copies in bfloat16 are made anew for what torch counts: not steps of others.
             torch.autograd.graph.increment_version(self._copied)
 

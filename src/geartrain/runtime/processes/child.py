@@ -64,7 +64,6 @@ _WORDS: Final = frozenset({Kind.ASK, Kind.REST, Kind.RESTING, Kind.STORY, Kind.E
 _WAIT_S: Final = 0.5  # the longest wait for a message; then it looks again
 _GATHER_S: Final = 20.0
 _POLL_S: Final = 0.002  # between two looks for messages, where there is a stock
-_PULSE_S: Final = 0.1  # between two words on sums and staleness, for a progress line
 
 
 @final
@@ -172,7 +171,7 @@ class _Work:
         self._whole = stock is not None and stock.whole
         if not self._whole:
             self._state.ahead = self._carry_on
-        self._report, self._pace = Report(), Pace(self._stock)
+        self._report, self._pace = Report(), Pace(self._stock, workers)
         self._pulsed_s = self._polled_s = 0.0
         self._waiting = Waiting(time.perf_counter())
         # On whom instances live wholly waits for no rows of others; a poll costs a tenth of a small
@@ -428,7 +427,7 @@ class _Work:
             self._report = Report()
             now = time.perf_counter()
             self._pace.told(now)
-            if now - self._pulsed_s > _PULSE_S:
+            if now - self._pulsed_s > self._pace.progress_s:
                 self._pulsed_s = now
                 self._send(named_to_record("pulse", self._pulse(), {}))
 

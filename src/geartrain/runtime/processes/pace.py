@@ -4,7 +4,9 @@ the parent waits for it    at once, or nearly: answers make room for more instan
 there is a stock           when so many have finished that the parent may send another lot
 nobody waits               as often as progress is told, or when it gets long
 
-A report has a cost of its own on both sides, about that of a small firing.
+A report has a cost of its own on both sides, about that of a small firing. What is told by the
+clock is told so often by all workers together: where they are more than the cores, each does less
+between two words.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from geartrain.engine.stock import AbstractStock
 
 SOON_S: Final = 0.002
 SLOW_S: Final = 0.1
+_ALL_S: Final = 0.05  # between two words of progress of all workers together, where they are many
+_MOST_S: Final = 0.8
 MOST_FIRINGS: Final = 256
 
 
@@ -24,11 +28,19 @@ class Pace:
 
     Args:
         stock: What the worker has in stock, if it is given instances ahead of time.
+        workers: How many there are.
+
+    Attributes:
+        progress_s: Between two words on progress.
     """
 
-    def __init__(self, stock: AbstractStock | None) -> None:
+    def __init__(self, stock: AbstractStock | None, workers: int = 1) -> None:
         self._stock = stock
         self._told_s = 0.0
+        self.progress_s = min(_MOST_S, max(SLOW_S, _ALL_S * workers))
+        # Elsewhere others may wait for what is told by the clock alone.
+        whole = stock is not None and stock.whole
+        self._slow_s = self.progress_s if whole else SLOW_S
 
     def due(self, now_s: float, *, matters: bool, firings: int) -> bool:
         """Whether the parent is to be told now.
@@ -38,7 +50,7 @@ class Pace:
             matters: Whether it counts by what is told.
             firings: That are told of.
         """
-        if firings >= MOST_FIRINGS or now_s - self._told_s > SLOW_S:
+        if firings >= MOST_FIRINGS or now_s - self._told_s > self._slow_s:
             return True
         if self._stock is not None:
             return self._stock.has_room
