@@ -203,15 +203,15 @@ def test_threads_share_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(_both_ways(module, program, inputs, None), alone, rtol=0, atol=0)
 
 
-class Sorted(nn.Module):
-    """Nothing in C sorts."""
+class SoFar(nn.Module):
+    """Nothing in C knows the largest so far."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.sort(1)[0] * 2
+        return x.cummax(1)[0] * 2
 
 
 def test_what_has_no_step_is_left_to_torch() -> None:
-    cut = derive(Sorted(), (torch.rand(N, D),))
+    cut = derive(SoFar(), (torch.rand(N, D),))
     assert cut.parts.fused is None
 
 
@@ -259,11 +259,28 @@ def test_a_step_that_would_never_end_is_refused(op: Op) -> None:
 
 _MANY_AND_INNER = (Op.MOST_BACK, Op.SCATTER, Op.CUMULATE, Op.FLIP)
 _INNER = (Op.EXPAND, Op.REDUCE, Op.MOST, Op.MOST_AT, Op.ONE_HOT)
+_NAMING = (Op.GATHER, Op.RANK, Op.RANK_UP)
 _ENDLESS = [
     *((op, "many") for op in (*AT_A_TIME, *_MANY_AND_INNER, Op.TURN)),
-    *((op, "inner") for op in (*_INNER, *_MANY_AND_INNER, Op.GATHER, Op.MATRICES, Op.TURN)),
-    *((op, "number") for op in (Op.GATHER, Op.MATRICES, Op.TURN, Op.PIECES)),
+    *((op, "inner") for op in (*_INNER, *_MANY_AND_INNER, *_NAMING, Op.MATRICES, Op.TURN)),
+    *((op, "number") for op in (*_NAMING, Op.MATRICES, Op.TURN, Op.PIECES)),
 ]
+
+
+@pytest.mark.parametrize("op", [Op.GATHER, Op.SCATTER])
+def test_c_names_no_more_neighbours_than_there_are(op: Op) -> None:
+    memory = torch.zeros(3, 64)
+
+    def run(neighbours: int) -> None:
+        places = At(0, 0, 16), At(1, 0, 16), At(2, 0, 16), At(at=neighbours)
+        step = Step(op, 12, places, many=1, inner=6, number=2.0)
+        Steps([step], [0, 0, 0], torch.float32).run(3, [x.data_ptr() for x in memory])
+
+    for sound in (0, 1, 2, 3, 6):
+        run(sound)
+    for wrong in (4, 7, 12):
+        with pytest.raises(ProtocolError, match="would never end"):
+            run(wrong)
 
 
 @pytest.mark.parametrize("by", [0, -1])

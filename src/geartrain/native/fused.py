@@ -116,6 +116,8 @@ class Op(IntEnum):
     OF_TRUTHS = auto()
     ENTRIES = auto()
     ENTRIES_BACK = auto()
+    RANK = auto()
+    RANK_UP = auto()
 
 
 class Reckoning(IntEnum):

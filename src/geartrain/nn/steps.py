@@ -17,9 +17,10 @@ from contextlib import suppress
 from typing import Final, cast, final
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from geartrain.native.fused import At, Steps
+from geartrain.nn.constants import Constants
 from geartrain.nn.fused import MadeTensor, Pair, Routine
 from geartrain.nn.places import Places, Refused, Value, called, like_of, placeholders
 from geartrain.nn.record import draws
@@ -40,7 +41,7 @@ def fuse(
     outputs: int,
     terms: tuple[Term, ...],
     folded: fx.Graph | None,
-    constants: Mapping[str, Tensor],
+    constants: Constants,
 ) -> Pair:
     """Both graphs as steps.
 
@@ -50,7 +51,7 @@ def fuse(
         operands, outputs: How many.
         terms: What the operands get of the backward.
         folded: A forward that gives the same, and looks up what has met weights.
-        constants: Tensors that nodes name.
+        constants: What is the same in every call.
 
     Raises:
         Refused: Something in them has none; says what.
@@ -68,7 +69,7 @@ class _Both:
         backward: fx.Graph,
         operands: int,
         outputs: int,
-        constants: Mapping[str, Tensor],
+        constants: Constants,
     ) -> None:
         self._graphs, self._constants = (forward, backward), constants
         self._operands, self._outputs = operands, outputs
@@ -160,7 +161,7 @@ def _routine(
     lay_within_cats(places, graph)
     last = _last_uses(graph)
     for number, x in enumerate(graph.nodes):
-        if x.op == "call_function" and x.target is not operator.mul:
+        if x.op == "call_function" and x.target is not operator.mul and not places.is_constant(x):
             try:
                 convert(places, x)
             except Refused as error:
@@ -182,7 +183,7 @@ def _routine(
         places.made,
         found,
         [(one, places.outs[one], slot) for one, slot in places.tables.items()],
-        list(places.fixed.values()),
+        places.fixed,
     )
 
 

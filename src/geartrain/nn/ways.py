@@ -21,13 +21,19 @@ from geartrain.nn.entries import NUMBERED, NUMBERS, ONE, TRUTHS, TWO
 from geartrain.nn.integers import (
     COUNTS,
     INTEGERS,
-    NAMING,
-    SCATTERING,
     compare,
     compares,
     convert_dtype,
 )
 from geartrain.nn.matmul import MATMUL, TURNS, moved_axes
+from geartrain.nn.named import (
+    NAMED,
+    NAMING,
+    SCATTERING,
+    is_named_by,
+    repeats_for_neighbours,
+    row_numbers,
+)
 from geartrain.nn.pieces import PARTS, WHOLES
 from geartrain.nn.places import RESHAPES, Like, Places, Refused, Value, called, like_of
 from geartrain.nn.reckoning import CONSTANTS, reckon, reckons, repeated
@@ -380,6 +386,8 @@ def _zeros(places: Places, x: fx.Node) -> None:
 def _expand(places: Places, x: fx.Node) -> None:
     like, source = like_of(x), places.held(x.args[0])
     tail = source.like.tail
+    if is_named_by(x) and repeats_for_neighbours(x):
+        return
     if tail == like.tail and source.like.rows == like.rows:
         places.values[x] = replace(source, like=like)
         return
@@ -422,6 +430,8 @@ VIEWS: Final[Mapping[Any, _Way]] = {
     **PARTS,
     aten._to_copy.default: convert_dtype,
     operator.getitem: _item,
+    aten.arange.default: row_numbers,
+    aten.arange.start: row_numbers,
 }
 SHARING: Final = {*VIEWS, *TURNS, aten.expand.default}
 """What may lie in another's place."""
@@ -455,6 +465,7 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     **EMBEDDINGS,
     **INTEGERS,
     **MATMUL,
+    **NAMED,
     **WHOLES,
     **TAKEN,
 }
