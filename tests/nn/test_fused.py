@@ -257,7 +257,7 @@ def test_a_step_that_would_never_end_is_refused(op: Op) -> None:
     Step(op, 0, ())
 
 
-_MANY_AND_INNER = (Op.MOST_BACK, Op.SCATTER, Op.CUMULATE, Op.FLIP)
+_MANY_AND_INNER = (Op.MOST_BACK, Op.SCATTER, Op.CUMULATE, Op.FLIP, Op.DISTANCES)
 _INNER = (Op.EXPAND, Op.REDUCE, Op.MOST, Op.MOST_AT, Op.ONE_HOT)
 _NAMING = (Op.GATHER, Op.RANK, Op.RANK_UP)
 _ENDLESS = [

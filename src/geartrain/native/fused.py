@@ -118,6 +118,7 @@ class Op(IntEnum):
     ENTRIES_BACK = auto()
     RANK = auto()
     RANK_UP = auto()
+    DISTANCES = auto()
 
 
 class Reckoning(IntEnum):

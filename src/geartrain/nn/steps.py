@@ -21,6 +21,7 @@ from torch import fx
 
 from geartrain.native.fused import At, Steps
 from geartrain.nn.constants import Constants
+from geartrain.nn.distances import is_within_distances
 from geartrain.nn.fused import MadeTensor, Pair, Routine
 from geartrain.nn.places import Places, Refused, Value, called, like_of, placeholders
 from geartrain.nn.record import draws
@@ -206,13 +207,18 @@ def _results(graph: fx.Graph) -> list[fx.Node]:
     return list(cast("Sequence[fx.Node]", results))
 
 
+def _is_read_later(x: fx.Node) -> bool:
+    """Whether those that read it read what it is made of."""
+    return x.target in SHARING or is_within_distances(x)
+
+
 def _last_uses(graph: fx.Graph) -> dict[int, list[fx.Node]]:
     """By position of a node: those that nobody reads after it, in their own place or as a view."""
     nodes = list(graph.nodes)
     at = {x: k for k, x in enumerate(nodes)}
     last: dict[fx.Node, int] = {}
     for x in reversed(nodes):
-        ends = [last[y] if y.target in SHARING else at[y] for y in x.users]
+        ends = [last[y] if _is_read_later(y) else at[y] for y in x.users]
         last[x] = max(ends, default=at[x])
     found: dict[int, list[fx.Node]] = {}
     for x, k in last.items():

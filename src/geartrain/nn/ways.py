@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from geartrain.native.fused import At, Op
+from geartrain.nn.distances import is_within_distances, of_distances, write_distances
 from geartrain.nn.draws import drawn
 from geartrain.nn.embeddings import EMBEDDINGS
 from geartrain.nn.entries import NUMBERED, NUMBERS, ONE, TRUTHS, TWO
@@ -52,6 +53,8 @@ def convert(places: Places, x: fx.Node) -> None:
     target: Any = x.target
     if target not in _SEVERAL and any(_is_merged(y) for y in (x, *x.all_input_nodes)):
         raise Refused
+    if is_within_distances(x):
+        return
     if target in VIEWS:
         places.values[x] = VIEWS[target](places, x)
         return
@@ -121,6 +124,9 @@ def lay_within_cats(places: Places, graph: fx.Graph) -> None:
 
 def _sum(places: Places, x: fx.Node, *, mean: bool) -> None:
     args: Any = x.args
+    if not mean and (pair := of_distances(x)) is not None:
+        write_distances(places, x, pair)
+        return
     if x.kwargs:
         raise Refused
     source = places.value(args[0])
