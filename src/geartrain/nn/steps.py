@@ -185,6 +185,7 @@ def _routine(
         found,
         [(one, places.outs[one], slot) for one, slot in places.tables.items()],
         places.fixed,
+        len(places.made) - 1 if width else None,
     )
 
 
