@@ -136,6 +136,15 @@ def test_numbers_that_are_repeated_for_neighbours_are_read_once() -> None:
     assert Op.SCATTER in _ops(pair.backward._steps), widths
 
 
+def test_which_and_how_many_are_kept_beside_numbers() -> None:
+    """As numbers, not as integers of their own."""
+    for name in ("gathered", "the loudest", "two of them"):
+        module, x = Rowwise(OF_MEMBERS[name], D, D), torch.randn(N, M, D)
+        with torch.no_grad():
+            _, kept = Program(derive(module, (x,)), Operands(module)).forward((x,))
+        assert [y.dtype for y in kept if y is not x] == [torch.float32]
+
+
 @pytest.mark.parametrize("down", [False, True])
 def test_what_is_no_number_is_the_largest(down: bool) -> None:
     nan, inf = float("nan"), float("inf")

@@ -11,16 +11,17 @@ What comes out of here is small, or a truth, so that a number of the program's d
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import fx
 
 from geartrain.native.fused import At, Op
 from geartrain.nn.pieces import axis_of
-from geartrain.nn.places import LARGEST, Like, Places, Refused, Value, like_of
+from geartrain.nn.places import LARGEST, RESHAPES, Like, Places, Refused, Value, like_of
 
 aten = torch.ops.aten
 
@@ -216,6 +217,14 @@ def _rank(places: Places, x: fx.Node, dim: int, some: int | None, *, down: bool)
 
 _AS_TOPK: Final = (None, None, -1, True, True)
 _AS_SORT: Final = (None, -1, False)
+_WHICH: Final = (
+    aten.topk.default,
+    aten.sort.default,
+    aten.sort.stable,
+    aten.max.dim,
+    aten.min.dim,
+)
+"""What finds, beside entries, which of an axis they are."""
 MOST_RANKED: Final = 1 << 14
 """Comparisons for each row, of every entry with those wanted, that are worth a step."""
 COUNTS: Final = {
@@ -226,6 +235,18 @@ COUNTS: Final = {
     aten.embedding.default,  # of a unit matrix
 }
 """What makes integers that a number has exactly."""
+
+
+def is_count(x: fx.Node) -> bool:
+    """Whether integers are told by numbers, as steps make them."""
+    while x.target in RESHAPES:
+        x = cast("fx.Node", x.args[0])
+    if x.target is not operator.getitem:
+        return x.target in COUNTS
+    args: Any = x.args
+    return args[0].target in _WHICH and args[1] == 1
+
+
 INTEGERS: Final[Mapping[Any, Callable[[Places, fx.Node], None]]] = {
     aten.topk.default: _topmost,
     aten.sort.default: _sorted,

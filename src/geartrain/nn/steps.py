@@ -23,6 +23,7 @@ from geartrain.native.fused import At, Steps
 from geartrain.nn.constants import Constants
 from geartrain.nn.distances import is_within_distances
 from geartrain.nn.fused import MadeTensor, Pair, Routine
+from geartrain.nn.integers import is_count
 from geartrain.nn.places import Places, Refused, Value, called, like_of, placeholders
 from geartrain.nn.record import draws
 from geartrain.nn.terms import Term
@@ -93,7 +94,7 @@ class _Both:
         own: list[int] = []
         for k, x in enumerate(kept):
             alone = x.op == "placeholder" or x in results[: self._outputs] or places[k] in ways
-            alone = alone or like_of(x).dtype is torch.int64
+            alone = alone or (like_of(x).dtype is torch.int64 and not is_count(x))
             (own if alone else block).append(k)
         columns, width = {}, 0
         for k in block:
