@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from geartrain.native.fused import Op
-from geartrain.nn.derivation import derive
+from geartrain.nn.derivation import derive, sample
 from geartrain.nn.integers import MOST_RANKED
 from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
@@ -187,3 +187,12 @@ NOT_TOLD: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", NOT_TOLD)
 def test_what_has_no_step_is_torchs(name: str) -> None:
     assert not in_c(Rowwise(NOT_TOLD[name], D, D), (torch.randn(N, D),))
+
+
+def test_a_trace_of_zeros_is_tried_with_other_rows() -> None:
+    """A loop is laid out with rows of zeros, of which any are the nearest."""
+    module = Rowwise(OF_MEMBERS["by the numbers of rows"], D, D)
+    assert in_c(module, (torch.zeros(N, M, D),))
+    one, other = sample([torch.zeros(2, 3), torch.tensor([[1.0, 0.0], [0.0, 2.0]])], 5)
+    assert one.unique().numel() == 15 and bool((one >= 0).all())
+    assert torch.equal(other != 0, torch.tensor([[True, False], [False, True]])[[0, 1, 0, 1, 0]])

@@ -271,15 +271,18 @@ _ORDERS = ([[3, 0], [4, 2, 1]], [[4, 3, 2, 1], [0]])
 
 
 def sample(inputs: Sequence[Tensor], n: int) -> list[Tensor]:
-    """n rows like these, no two of them the same."""
+    """n rows like these, no two of them the same; where nothing but zeros came, others than these.
+
+    Of zeros all are alike, so that nobody could tell the first of the largest.
+    """
     generator = torch.Generator().manual_seed(n)
     found = []
     for x in inputs:
         rows = x.shape[0]
         y = x[torch.arange(n) % rows] if rows else x.new_zeros((n, *x.shape[1:]))
         if x.is_floating_point():
-            near = 0.9 + 0.2 * torch.rand(y.shape, generator=generator)
-            y = y * near.to(y.device, y.dtype)
+            some = torch.rand(y.shape, generator=generator).to(y.device, y.dtype)
+            y = y * (0.9 + 0.2 * some) if bool(y.any()) else some
         found.append(y.detach().contiguous())
     return found
 
