@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -121,7 +122,7 @@ def _both_ways(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("rows", [None, [4, 0, 19, 4, 7]])
+@pytest.mark.parametrize("rows", [None, [4, 0, 19, 4, 7], [5, 6, 7, 8], [8, 7, 6], [3]])
 @pytest.mark.parametrize("name", list(_CASES))
 def test_steps_compute_what_torch_does(
     name: str, rows: list[int] | None, dtype: torch.dtype
@@ -147,6 +148,47 @@ def test_what_is_kept_beside_inputs_and_outputs_is_one_tensor() -> None:
         _, many = lone.forward(inputs)
     assert len(own) < len(kept) < len(many)
     assert sum(x.numel() for x in kept) <= sum(x.numel() for x in many)
+
+
+@pytest.mark.parametrize("name", list(_CASES))
+def test_what_is_kept_is_written_where_there_is_room_for_it(name: str) -> None:
+    module, inputs = _made(name, torch.float64)
+    program = Program(derive(module, inputs), Operands(module))
+    k = program.room_for
+    with torch.no_grad():
+        outputs, kept = program.forward(inputs)
+        assert k == len(kept) - 1
+        store = kept[k].new_full((N + 9, *kept[k].shape[1:]), float("nan"))
+        again, there = program.forward(inputs, room=store[4 : 4 + N])
+        short = program.forward(inputs, room=store[:3])[1][k]
+    torch.testing.assert_close(again, outputs, rtol=0, atol=0)
+    assert there[k].data_ptr() == store[4].data_ptr() and torch.equal(store[4 : 4 + N], kept[k])
+    assert torch.equal(short, kept[k]) and short.data_ptr() != store.data_ptr()
+    assert bool(store[:4].isnan().all()) and bool(store[4 + N :].isnan().all())
+    assert Program(program.cut, Operands(module), fused=False).room_for is None
+    lone = nn.Linear(D, D)
+    assert Program(derive(lone, (torch.rand(3, D),)), Operands(lone)).room_for is None
+
+
+@pytest.mark.parametrize("name", list(_CASES))
+def test_rows_that_are_neighbours_are_read_where_they_lie_and_lent_to_nobody(name: str) -> None:
+    """Their place may be another's before gradients are taken."""
+    module, inputs = _made(name, torch.float64)
+    program, rows = Program(derive(module, inputs), Operands(module)), np.arange(6, 11)
+    found = []
+    with torch.no_grad():
+        outputs, kept = program.forward(inputs)
+        dys = tuple(torch.ones(5, *y.shape[1:], dtype=y.dtype) for y in outputs)
+        for spoilt in (False, True):
+            into, mine = GradientSum(list(module.parameters())), tuple(x.clone() for x in kept)
+            back = program.backward(dys, mine, rows, into)
+            for x in mine if spoilt else ():
+                x.fill_(-1) if x.is_floating_point() else x.zero_()
+            sums = [into.take(p) for p in module.parameters()]
+            found.append([d.to_dense() for d in (*back, *sums) if d is not None])
+        with pytest.raises(ProtocolError, match=r"out of range|rows of"):
+            program.backward(dys, kept, rows + N - 8, GradientSum(list(module.parameters())))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def test_rows_that_do_not_lie_side_by_side_are_read_as_they_are() -> None:
@@ -203,15 +245,15 @@ def test_threads_share_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(_both_ways(module, program, inputs, None), alone, rtol=0, atol=0)
 
 
-class Sorted(nn.Module):
-    """Nothing in C sorts."""
+class SoFar(nn.Module):
+    """Nothing in C knows the largest so far."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.sort(1)[0] * 2
+        return x.cummax(1)[0] * 2
 
 
 def test_what_has_no_step_is_left_to_torch() -> None:
-    cut = derive(Sorted(), (torch.rand(N, D),))
+    cut = derive(SoFar(), (torch.rand(N, D),))
     assert cut.parts.fused is None
 
 
@@ -257,13 +299,30 @@ def test_a_step_that_would_never_end_is_refused(op: Op) -> None:
     Step(op, 0, ())
 
 
-_MANY_AND_INNER = (Op.MOST_BACK, Op.SCATTER, Op.CUMULATE, Op.FLIP)
+_MANY_AND_INNER = (Op.MOST_BACK, Op.SCATTER, Op.CUMULATE, Op.FLIP, Op.DISTANCES)
 _INNER = (Op.EXPAND, Op.REDUCE, Op.MOST, Op.MOST_AT, Op.ONE_HOT)
+_NAMING = (Op.GATHER, Op.RANK, Op.RANK_UP)
 _ENDLESS = [
     *((op, "many") for op in (*AT_A_TIME, *_MANY_AND_INNER, Op.TURN)),
-    *((op, "inner") for op in (*_INNER, *_MANY_AND_INNER, Op.GATHER, Op.MATRICES, Op.TURN)),
-    *((op, "number") for op in (Op.GATHER, Op.MATRICES, Op.TURN, Op.PIECES)),
+    *((op, "inner") for op in (*_INNER, *_MANY_AND_INNER, *_NAMING, Op.MATRICES, Op.TURN)),
+    *((op, "number") for op in (*_NAMING, Op.MATRICES, Op.TURN, Op.PIECES)),
 ]
+
+
+@pytest.mark.parametrize("op", [Op.GATHER, Op.SCATTER])
+def test_c_names_no_more_neighbours_than_there_are(op: Op) -> None:
+    memory = torch.zeros(3, 64)
+
+    def run(neighbours: int) -> None:
+        places = At(0, 0, 16), At(1, 0, 16), At(2, 0, 16), At(at=neighbours)
+        step = Step(op, 12, places, many=1, inner=6, number=2.0)
+        Steps([step], [0, 0, 0], torch.float32).run(3, [x.data_ptr() for x in memory])
+
+    for sound in (0, 1, 2, 3, 6):
+        run(sound)
+    for wrong in (4, 7, 12):
+        with pytest.raises(ProtocolError, match="would never end"):
+            run(wrong)
 
 
 @pytest.mark.parametrize("by", [0, -1])

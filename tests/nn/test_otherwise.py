@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from geartrain.nn.derivation import derive
 from geartrain.nn.otherwise import OTHERWISE
+from tests.rigs.rowwise import Rowwise, assert_as_autograd
 
 SIZES = {"n": 6, "i": 3, "j": 4, "k": 5, "h": 2, "d": 3, "e": 4}
 
@@ -87,3 +90,22 @@ def test_bilinear_is_torchs() -> None:
     x, y = (torch.randn(6, k, dtype=torch.float64) for k in (3, 4))
     mine = OTHERWISE[nn.functional.bilinear](x, y, module.weight, module.bias)
     torch.testing.assert_close(mine, module(x, y))
+
+
+@pytest.mark.parametrize("many", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_products_along_an_axis_have_steps_and_gradients_of_zeros(many: int, keepdim: bool) -> None:
+    def function(f: Any, x: Tensor) -> Tensor:
+        return f(x).prod(1, keepdim=keepdim).reshape(-1, 3) + torch.prod(x, 2).sum(1, True)
+
+    x = torch.randn(5, many, 3, dtype=torch.float64)
+    x[0, 0], x[1, :, 1] = 0, 0
+    assert_as_autograd(Rowwise(function, 3, 3).double(), (x,))
+
+
+def test_products_of_all_or_of_rows_are_torchs() -> None:
+    mine, x = OTHERWISE[torch.prod], torch.randn(4, 3)
+    for given in ((), (0,), (1,), (-1, True), (-2,)):
+        torch.testing.assert_close(mine(x, *given), torch.prod(x, *given))
+    torch.testing.assert_close(mine(x, dtype=torch.float64), torch.prod(x, dtype=torch.float64))
+    assert int(mine(torch.tensor([[2, 3]]), 1)) == 6

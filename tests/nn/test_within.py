@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,21 +145,56 @@ def test_rows_of_several_updates_go_each_to_their_own(name: str) -> None:
         into.next_update()
 
 
-def _causal(m: Within, x: Tensor, stack: Tensor) -> Tensor:
-    return functional.scaled_dot_product_attention(stack, stack, m.inner(stack), is_causal=True)
+def _later() -> Tensor:
+    return torch.ones(K, K).triu(1).bool()
 
 
-def _masked(m: Within, x: Tensor, stack: Tensor) -> Tensor:
-    nothing = torch.zeros(K, K, dtype=torch.bool)
-    return functional.scaled_dot_product_attention(stack, stack, m.inner(stack), nothing)
+def _attend(m: Within, stack: Tensor, *given: Any, **how: Any) -> Tensor:
+    return functional.scaled_dot_product_attention(stack, stack, m.inner(stack), *given, **how)
 
 
-@pytest.mark.parametrize("rule", [_causal, _masked])
-def test_masks_are_left_to_torch(rule: Rule) -> None:
-    module, inputs = _made(rule), _inputs()
+_MASKED: dict[str, Rule] = {
+    "causal": lambda m, x, s: _attend(m, s, is_causal=True),
+    "a mask": lambda m, x, s: _attend(m, s, ~_later()),
+    "a mask of rows": lambda m, x, s: _attend(m, s, (s[:, :, 0] > x[:, :1])[:, None]),
+    "nothing at all": lambda m, x, s: _attend(m, s, torch.zeros(K, K, dtype=torch.bool)),
+    "numbers": lambda m, x, s: _attend(m, s, x[:, None, :K].expand(-1, K, -1)),
+    "no scores at all": lambda m, x, s: _attend(
+        m, s, (s.new_zeros(len(s), 1, K)).masked_fill((s[:, :, 0] > x[:, :1])[:, None], -math.inf)
+    ),
+    "heads": lambda m, x, s: m.heads(s, s, s, attn_mask=_later(), need_weights=False)[0],
+    "heads of some": lambda m, x, s: m.heads(
+        s, s, s, key_padding_mask=s[:, :, 0] > x[:, :1], need_weights=False
+    )[0],
+    "shares of some": lambda m, x, s: (
+        m.heads(s, s, s, key_padding_mask=torch.arange(K) > x[:, :1], attn_mask=_later())[1] @ s
+    ),
+    "layer": lambda m, x, s: m.layer(s, src_key_padding_mask=s[:, :, 0] > x[:, :1]),
+    "causal layer": lambda m, x, s: m.layer(s, _later(), is_causal=True),
+}
+
+
+@pytest.mark.parametrize("name", _MASKED)
+def test_masks_have_steps(name: str) -> None:
+    module, inputs = _made(_MASKED[name]), _inputs()
+    if name == "shares of some":
+        inputs = inputs[0].abs(), inputs[1]  # of nothing there are no shares
     cut, rows = derive(module, inputs), [4, 0, 7]
+    assert cut.parts.fused is not None
     found = _by_program(module, Program(cut, Operands(module)), inputs, rows)
     assert_close(found, _plainly(module, inputs, rows), rtol=1e-9, atol=1e-10)
+
+
+def test_what_has_nothing_to_attend_to_gets_nothing() -> None:
+    """And its gradient is nothing, not no number."""
+    for name in ("nothing at all", "no scores at all", "heads of some"):
+        module, (x, stack) = _made(_MASKED[name]), _inputs()
+        x = torch.full_like(x, -9) if name != "nothing at all" else x
+        inputs = x, stack
+        program = Program(derive(module, inputs), Operands(module))
+        assert program.in_c
+        found = _by_program(module, program, inputs, [1, 0])
+        assert_close(found, _plainly(module, inputs, [1, 0]), rtol=1e-9, atol=1e-10)
 
 
 def test_long_attention_is_left_to_torch_which_keeps_no_scores() -> None:

@@ -116,6 +116,9 @@ class Op(IntEnum):
     OF_TRUTHS = auto()
     ENTRIES = auto()
     ENTRIES_BACK = auto()
+    RANK = auto()
+    RANK_UP = auto()
+    DISTANCES = auto()
 
 
 class Reckoning(IntEnum):

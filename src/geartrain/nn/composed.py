@@ -61,9 +61,16 @@ def _of_heads(
     static_v: Tensor | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
+    *,
+    within: bool = False,
 ) -> tuple[Tensor, Tensor | None] | None:
-    unusual = bias_k is not None or add_zero_attn or use_separate_proj_weight or is_causal
-    unusual = unusual or static_k is not None or static_v is not None or attn_mask is not None
+    unusual = bias_k is not None or add_zero_attn or use_separate_proj_weight
+    unusual = unusual or static_k is not None or static_v is not None
+    if within:  # that it is causal, the mask says
+        unusual = unusual or (attn_mask is None and is_causal)
+        unusual = unusual or (attn_mask is not None and attn_mask.ndim != 2)
+    else:
+        unusual = unusual or is_causal or attn_mask is not None
     if unusual or (training and dropout_p) or query.ndim != 3 or in_proj_weight is None:
         return None
     width, heads = embed_dim_to_check, num_heads
@@ -80,11 +87,11 @@ def _of_heads(
     q, k = own[..., :width], theirs[..., width : 2 * width]
     v = (theirs if value is key else made_of(value))[..., 2 * width :]
     score = (apart(q) / math.sqrt(width // heads)) @ apart(k).transpose(-2, -1)
-    if key_padding_mask is not None and key_padding_mask.dtype is torch.bool:
-        score = score.masked_fill(key_padding_mask[:, None, None], -math.inf)
-    elif key_padding_mask is not None:
-        score = score + key_padding_mask[:, None, None]
-    share = score.softmax(-1)
+    padding = None if key_padding_mask is None else key_padding_mask[:, None, None]
+    if within:
+        share = _shares(score, attn_mask, padding, dead=not need_weights)
+    else:
+        share = _shares(score, padding, dead=False)
     found = (share @ apart(v)).transpose(1, 2).reshape(own.shape[0], own.shape[1], width)
     found = functional.linear(found, out_proj_weight, out_proj_bias).transpose(0, 1)
     if not need_weights:
@@ -96,27 +103,62 @@ _FEW: Final = 4096
 """Scores of a row that are worth more steps: of more, torch's kernel need keep none."""
 
 
-def _is_few(query: Tensor, scores: int, *masks: Tensor | None) -> bool:
-    """Whether attention within a row is to be composed."""
-    # With a mask, a row that has nothing to attend to is torch's to decide.
-    return query.is_cpu and scores <= _FEW and all(mask is None for mask in masks)
+def _shares(score: Tensor, *masks: Tensor | None, keeps: bool = False, dead: bool = True) -> Tensor:
+    """Softmax of scores along the last axis, where masks let them.
+
+    Args:
+        masks: True where there is no score, or numbers that are added.
+        keeps: True says instead that there is one.
+        dead: Whether what has no score at all gets shares of nothing, as of torch's attention; else
+            they are no numbers.
+    """
+    without = []
+    for mask in masks:
+        if mask is None:
+            continue
+        if mask.dtype is torch.bool:
+            without.append(~mask if keeps else mask)
+            continue
+        score = score + mask
+        if dead:
+            without.append(score == -math.inf)
+    lowest = torch.finfo(score.dtype).min if dead else -math.inf
+    for none in without:
+        score = score.masked_fill(none, lowest)
+    share = score.softmax(-1)
+    for none in without if dead else ():
+        share = share.masked_fill(none, 0)
+    return share
 
 
 def _attention_within(
-    query: Tensor, key: Tensor, value: Tensor, *more: Any, **how: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> Tensor | None:
     scores = math.prod(query.shape[1:-1]) * key.shape[-2]
-    few = _is_few(query, scores, *more[:1], how.get("attn_mask"))
-    return _attention(query, key, value, *more, **how) if few else None
+    unusual = dropout_p or enable_gqa or (is_causal and attn_mask is not None)
+    if unusual or not query.is_cpu or scores > _FEW:
+        return None
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    score = (query * scale) @ key.transpose(-2, -1)
+    return _shares(score, attn_mask, keeps=True) @ value
 
 
 def _of_heads_within(
     query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, *more: Any, **how: Any
 ) -> tuple[Tensor, Tensor | None] | None:
     scores = query.shape[0] * key.shape[0] * heads
-    if not _is_few(query, scores, *more[9:10], how.get("key_padding_mask")):
+    if not query.is_cpu or scores > _FEW:
         return None
-    return _of_heads(query, key, value, width, heads, *more, **how)
+    return _of_heads(query, key, value, width, heads, *more, **how, within=True)
 
 
 def _of_mean_none(x: Tensor, eps: float) -> Tensor:

@@ -37,6 +37,10 @@ _SAME: Final = {
     *(aten.lift_fresh.default, aten.lift_fresh_copy.default),
 }
 
+_RANKS: Final = (aten.topk.default, aten.sort.default, aten.sort.stable)
+_AXES: Final = (aten.unsqueeze.default, aten.squeeze.dim)
+_ZEROS: Final = (aten.new_zeros.default, aten.zeros.default)
+
 
 @final
 class CountedGraph:
@@ -182,6 +186,8 @@ class CountedGraph:
                 x.target is aten.clone.default and args[0] in self.inputs and not x.kwargs
             )
             same = same or self._is_constant(x)
+            if x.target is aten.scatter.src and _is_ranked(args[2]) and args[0].target in _ZEROS:
+                x.target = aten.scatter_add.default
             twice = _is_turned_back(x)
             if same or twice:
                 x.replace_all_uses_with(args[0].args[0] if twice else args[0])
@@ -192,6 +198,14 @@ class CountedGraph:
         source: Any = x.args[0] if x.target in VIEWS else None
         known = source is not None and source.op == "get_attr"
         return known and self.shapes[x] == self.shapes[source]
+
+
+def _is_ranked(x: fx.Node) -> bool:
+    """Whether it says which entries come first in an order: none of them twice."""
+    while x.target in VIEWS or x.target in _AXES:
+        x = cast("fx.Node", x.args[0])
+    args: Any = x.args
+    return x.target is operator.getitem and args[0].target in _RANKS and args[1] == 1
 
 
 def _is_turned_back(x: fx.Node) -> bool:

@@ -150,13 +150,28 @@ class Derivation:
         with torch.no_grad():
             outputs = self._call(operands, self.samples[0])
         empty = tuple(y[:0].detach().clone() for y in outputs)
-        cut = Cut(parts, len(self.samples[0]), empty, parts.alien)
+        cut = own = Cut(parts, len(self.samples[0]), empty, parts.alien)
         if parts.fused is None:
             cut = self._with_computed(operands, learned, cut) or cut
         if cut.parts.windows and cut.computed is None:
             cut = self._plainly(operands, learned, cut) or cut
-        self._try(Program(cut, self._operands), cut.parts)
+        try:
+            self._try(Program(cut, self._operands), cut.parts)
+        except GraphError as error:
+            if cut.parts.fused is None:
+                raise
+            cut = self._by_torch(own, f"its steps in C give something else: {error}")
         return cut
+
+    def _by_torch(self, cut: Cut, why: str) -> Cut:
+        """The same without steps: of entries that are alike, C may take others than torch.
+
+        Raises:
+            GraphError: Torch gives something else than the call, too.
+        """
+        found = replace(cut, parts=replace(cut.parts, fused=None, unfused=why))
+        self._try(Program(found, self._operands), found.parts)
+        return found
 
     def _plainly(self, operands: Sequence[Tensor], learned: Sequence[bool], cut: Cut) -> Cut | None:
         """The same, but that torch makes no windows of rows; None: that cannot be cut."""
@@ -256,15 +271,18 @@ _ORDERS = ([[3, 0], [4, 2, 1]], [[4, 3, 2, 1], [0]])
 
 
 def sample(inputs: Sequence[Tensor], n: int) -> list[Tensor]:
-    """n rows like these, no two of them the same."""
+    """n rows like these, no two of them the same; where nothing but zeros came, others than these.
+
+    Of zeros all are alike, so that nobody could tell the first of the largest.
+    """
     generator = torch.Generator().manual_seed(n)
     found = []
     for x in inputs:
         rows = x.shape[0]
         y = x[torch.arange(n) % rows] if rows else x.new_zeros((n, *x.shape[1:]))
         if x.is_floating_point():
-            near = 0.9 + 0.2 * torch.rand(y.shape, generator=generator)
-            y = y * near.to(y.device, y.dtype)
+            some = torch.rand(y.shape, generator=generator).to(y.device, y.dtype)
+            y = y * (0.9 + 0.2 * some) if bool(y.any()) else some
         found.append(y.detach().contiguous())
     return found
 

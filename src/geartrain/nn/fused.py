@@ -151,9 +151,11 @@ class Routine:
         results: By result an argument (from 0), or the number of what is made (from -1, downwards).
         tables: Tables after a weight, how wide, and their slots.
         fixed: Slots of tensors that are the same in every call, and these.
+        block: The number of what is made for residuals that lie side by side; None: there is none.
 
     Attributes:
         form: As many calls in one want it.
+        block: Likewise.
     """
 
     def __init__(
@@ -168,7 +170,9 @@ class Routine:
         results: Sequence[int],
         tables: Sequence[tuple[MadeTable, int, int]] = (),
         fixed: Sequence[tuple[int, Tensor]] = (),
+        block: int | None = None,
     ) -> None:
+        self.block = block
         self._steps, self._slots, self._dtype = steps, slots, dtype
         self._operands, self._weights, self._fixed = operands, weights, fixed
         self._given = [(k, slot, width, its or dtype) for k, slot, width, its in given]
@@ -227,10 +231,28 @@ class Routine:
             f"{x.dtype} {tuple(x.shape)} came where {dtype} with {n} rows of {width} was expected"
         )
 
+    def residuals(self, outputs: int) -> int:
+        """How many results there are beside so many outputs."""
+        return len(self._results) - outputs
+
+    def hands_over(self, argument: int) -> bool:
+        """Whether an argument is a result too."""
+        return argument in self._results
+
     def __call__(
-        self, n: int, arguments: Sequence[Tensor], weights: PackedWeights
+        self,
+        n: int,
+        arguments: Sequence[Tensor],
+        weights: PackedWeights,
+        room: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Results, given operands and then what has n rows.
+
+        Args:
+            n: Rows.
+            arguments: All of them.
+            weights: Where they are.
+            room: Where the block is to be written; None: somewhere new.
 
         Raises:
             ProtocolError: An argument has another dtype, or another width, than those of the trace.
@@ -248,8 +270,11 @@ class Routine:
             addresses[slot] = x.data_ptr()
         made = []
         zeros = self._like.new_zeros
-        for rows, slot, tail, new in self._sizes:
-            x = new((n, *tail)) if rows else zeros(tail)
+        for k, (rows, slot, tail, new) in enumerate(self._sizes):
+            if room is not None and k == self.block and room.shape == (n, *tail):
+                x = room
+            else:
+                x = new((n, *tail)) if rows else zeros(tail)
             addresses[slot] = x.data_ptr()
             made.append(x)
         self._steps.run(n, addresses)

@@ -1,31 +1,30 @@
-"""Operators on integers that have a step in C, and those that name entries of a row by number.
+"""Operators on integers that have a step in C.
 
     int64 ─► compared as integers ─► truths, as numbers
           ─► numbers, where they meet numbers
-    the place of the most, or int64 ─► entries there, and back to there
+    the place of the most, and which entries come first in order
 
 What comes out of here is small, or a truth, so that a number of the program's dtype has it exactly.
-``reckoning.py`` makes integers of integers.
+``reckoning.py`` makes integers of integers, and ``named.py`` reads entries by them.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import fx
 
 from geartrain.native.fused import At, Op
 from geartrain.nn.pieces import axis_of
-from geartrain.nn.places import Like, Places, Refused, Value, like_of
+from geartrain.nn.places import LARGEST, RESHAPES, Like, Places, Refused, Value, like_of
 
 aten = torch.ops.aten
 
-LARGEST: Final = 1 << 24
-"""Integers up to it are numbers of every dtype."""
 _LESS, _SAME, _MORE = 1, 2, 4
 COMPARED: Final[Mapping[Any, int]] = {
     **dict.fromkeys((aten.lt.Scalar, aten.lt.Tensor), _LESS),
@@ -43,13 +42,15 @@ def compares(places: Places, x: fx.Node) -> bool:
     if x.target not in COMPARED or x.kwargs:
         return False
     given = [y for y in x.args if not isinstance(y, int)]
-    integers = all(_is_of_integers(y) for y in given)
+    integers = all(_is_of_integers(places, y) for y in given)
     return integers and any(places.held(y).whole for y in given)
 
 
-def _is_of_integers(x: Any) -> bool:
+def _is_of_integers(places: Places, x: Any) -> bool:
     like = x.meta.get("like") if isinstance(x, fx.Node) else None
-    return isinstance(like, Like) and like.rows and like.dtype in (torch.int64, torch.bool)
+    if not isinstance(like, Like) or not (like.rows or places.is_constant(x)):
+        return False
+    return like.dtype is torch.int64 or (like.dtype is torch.bool and like.rows)
 
 
 def compare(places: Places, x: fx.Node) -> None:
@@ -68,9 +69,10 @@ def _write_comparison(places: Places, x: fx.Node, read: list[At], number: int, w
 
 def across(value: Value, like: Like) -> At:
     """Where integers are read, each for itself or one for all of a row."""
-    if value.like.tail == like.tail:
+    tail = value.like.beside(like)
+    if tail == like.tail:
         return value.at
-    if value.like.width != 1 or len(value.like.tail) != len(like.tail):
+    if value.like.width != 1 or len(tail) != len(like.tail):
         raise Refused
     return replace(value.at, one=True)
 
@@ -167,47 +169,64 @@ def where_most(places: Places, x: fx.Node) -> None:
     places.values[x] = out
 
 
-def gather(places: Places, x: fx.Node) -> None:
-    """Entries of an axis, by number."""
-    args: Any = x.args
-    source, which, like = places.value(args[0]), places.value(args[2]), like_of(x)
-    some, many, inner = _named(source.like, which.like, args[1])
-    if not which.like.rows or x.kwargs:
+def _topmost(places: Places, x: fx.Node) -> None:
+    """The largest of an axis, or the least, in order, and which they are."""
+    args: list[Any] = [*x.args, *_AS_TOPK[len(x.args) :]]
+    _, some, dim, largest, in_order = args
+    if x.kwargs or not in_order:
         raise Refused
-    out = places.values[x] = places.out(x)
-    places.add(Op.GATHER, out, source.at, which.at, number=some, many=many, inner=inner)
-    if out.like.width != like.width:
-        raise Refused
+    _rank(places, x, dim, some, down=largest)
 
 
-def scatter(places: Places, x: fx.Node) -> None:
-    """Of zeros, what goes by number to entries of an axis, added up."""
-    args: Any = x.args
-    zeros, dim, which, source = args
-    if zeros.target is not aten.new_zeros.default or x.kwargs:
+def _sorted(places: Places, x: fx.Node) -> None:
+    args: list[Any] = [*x.args, *_AS_SORT[len(x.args) :]]
+    if x.kwargs:
         raise Refused
-    came, index = places.value(source), places.value(which)
-    some, many, inner = _named(like_of(x), index.like, dim)
-    alone = x.target is aten.scatter_add.default or some == 1  # else one of several goes there
-    if not alone or came.like.tail != index.like.tail or not (came.like.rows and index.like.rows):
-        raise Refused
-    out = places.values[x] = places.out(x)
-    places.add(Op.SCATTER, out, came.at, index.at, number=some, many=many, inner=inner)
+    _rank(places, x, args[1], None, down=args[2])
 
 
-def _named(whole: Like, index: Like, dim: int) -> tuple[int, int, int]:
-    """How many of an axis are named, how many there are, and entries after it."""
-    at, many, inner = axis_of(whole, dim)
-    if len(index.tail) != len(whole.tail) or many > LARGEST or not whole.width:
+def _sorted_as_it_was(places: Places, x: fx.Node) -> None:
+    """Of those alike the first comes first, as it does in C."""
+    kwargs: Any = x.kwargs
+    if len(x.args) > 1 or not set(kwargs) <= {"stable", "dim", "descending"}:
         raise Refused
-    if any(a != b for k, (a, b) in enumerate(zip(index.tail, whole.tail, strict=True)) if k != at):
-        raise Refused
-    return index.tail[at], many, inner
+    _rank(places, x, kwargs.get("dim", -1), None, down=kwargs.get("descending", False))
 
 
-NAMING: Final = {aten.gather.default, aten.scatter_add.default, aten.scatter.src}
-"""What reads integers as places of entries: of a number that is not exact there is no entry."""
-SCATTERING: Final = {aten.scatter_add.default, aten.scatter.src}
+def _rank(places: Places, x: fx.Node, dim: int, some: int | None, *, down: bool) -> None:
+    """Which of an axis come first, so many, and these."""
+    source = places.held(x.args[0])
+    if not source.like.rows or source.whole or source.like.dtype is not places.dtype:
+        raise Refused
+    at, many, inner = axis_of(source.like, dim)
+    some = many if some is None else some
+    if not 0 < some <= many or some * many > MOST_RANKED:
+        raise Refused
+    tail = (*source.like.tail[:at], some, *source.like.tail[at + 1 :])
+    items = places.items(x)
+    found: list[Value | None] = [None, None]
+    which = places.out(items[1]) if 1 in items else places.spare(replace(source.like, tail=tail))
+    op = Op.RANK if down else Op.RANK_UP
+    places.add(op, which, source.at, number=some, many=many, inner=inner)
+    found[1] = which
+    if 0 in items:
+        out = found[0] = places.out(items[0])
+        places.add(Op.GATHER, out, source.at, which.at, number=some, many=many, inner=inner)
+    places.values[x] = found
+
+
+_AS_TOPK: Final = (None, None, -1, True, True)
+_AS_SORT: Final = (None, -1, False)
+_WHICH: Final = (
+    aten.topk.default,
+    aten.sort.default,
+    aten.sort.stable,
+    aten.max.dim,
+    aten.min.dim,
+)
+"""What finds, beside entries, which of an axis they are."""
+MOST_RANKED: Final = 1 << 14
+"""Comparisons for each row, of every entry with those wanted, that are worth a step."""
 COUNTS: Final = {
     aten.sum.default,
     aten.sum.dim_IntList,
@@ -216,14 +235,26 @@ COUNTS: Final = {
     aten.embedding.default,  # of a unit matrix
 }
 """What makes integers that a number has exactly."""
+
+
+def is_count(x: fx.Node) -> bool:
+    """Whether integers are told by numbers, as steps make them."""
+    while x.target in RESHAPES:
+        x = cast("fx.Node", x.args[0])
+    if x.target is not operator.getitem:
+        return x.target in COUNTS
+    args: Any = x.args
+    return args[0].target in _WHICH and args[1] == 1
+
+
 INTEGERS: Final[Mapping[Any, Callable[[Places, fx.Node], None]]] = {
+    aten.topk.default: _topmost,
+    aten.sort.default: _sorted,
+    aten.sort.stable: _sorted_as_it_was,
     aten.amax.default: most,
     aten.amin.default: most,
     aten.max.dim: most_and_where,
     aten.min.dim: most_and_where,
     aten.argmax.default: where_most,
     aten.argmin.default: where_most,
-    aten.gather.default: gather,
-    aten.scatter_add.default: scatter,
-    aten.scatter.src: scatter,
 }

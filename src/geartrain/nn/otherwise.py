@@ -13,6 +13,10 @@ from torch import Tensor
 
 from geartrain.errors import GraphError
 
+_MODE: Final = "use_mm_for_euclid_dist_if_necessary"
+_MEMBERS: Final = 25
+"""So many members, or fewer: torch takes no products for their distances, in that mode."""
+
 
 def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes < 0:
@@ -68,8 +72,36 @@ def _by_map(a: str, b: str, out: str, rows: Tensor, weight: Tensor) -> tuple[Ten
     return (y.permute([(mine + its).index(k) for k in out]),)
 
 
+def _product(x: Tensor, dim: Any = None, keepdim: bool = False, **how: Any) -> Tensor:
+    """Along a short axis of rows by halves, whose gradient is exact where there are zeros."""
+    few = isinstance(dim, int) and x.ndim > 1 and dim % x.ndim and x.is_floating_point()
+    if not few or how or not 0 < x.shape[dim] <= _FEW:
+        given = () if dim is None else (dim, keepdim)
+        return torch.prod(x, *given, **how)
+    while (many := x.shape[dim]) > 1:
+        half = many // 2
+        both = x.narrow(dim, 0, half) * x.narrow(dim, half, half)
+        x = torch.cat([both, x.narrow(dim, 2 * half, 1)], dim) if many % 2 else both
+    return x if keepdim else x.squeeze(dim)
+
+
+def _distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = _MODE) -> Tensor:
+    """Of members of rows, where torch does not go by products, which are less exact."""
+    few = x1.ndim == x2.ndim == 3 and max(x1.shape[1], x2.shape[1]) <= _MEMBERS
+    if not few or p != 2 or compute_mode != _MODE or not x1.shape[1] * x2.shape[1] * x1.shape[2]:
+        return torch.cdist(x1, x2, p, compute_mode)
+    square = ((x1.unsqueeze(2) - x2.unsqueeze(1)) ** 2).sum(3)
+    none = square == 0  # there its root has no slope, and the distance one of nothing
+    return square.masked_fill(none, 1).sqrt().masked_fill(none, 0)
+
+
+_FEW: Final = 64
+"""Entries of an axis whose product is made of several."""
 OTHERWISE: Final[Mapping[Any, Callable[..., Tensor]]] = {
     torch.nn.functional.one_hot: _one_hot,
     torch.nn.functional.bilinear: _bilinear,
     torch.einsum: _einsum,
+    torch.cdist: _distances,
+    torch.prod: _product,
+    Tensor.prod: _product,
 }

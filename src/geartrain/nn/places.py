@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from geartrain.native.fused import At, Op, Reckoning, Step
+from geartrain.nn.constants import MOST_CONSTANT, Constants
 from geartrain.nn.fused import MadeTable, MadeTensor, Runs
 
 aten = torch.ops.aten
@@ -31,6 +32,8 @@ RESHAPES: Final = (
 """Operators that leave numbers in their order: what they make lies where its source does."""
 
 
+LARGEST: Final = 1 << 24
+"""Integers up to it are numbers of every dtype."""
 _VIEWS: Final = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
@@ -65,6 +68,15 @@ class Like:
     def width(self) -> int:
         return math.prod(self.tail)
 
+    def beside(self, other: Like) -> tuple[int, ...]:
+        """Its shape as one of the other's rank: that of what is the same for all rows is padded."""
+        if self.rows:
+            return self.tail
+        tail = self.tail
+        while len(tail) > len(other.tail) and tail[0] == 1:
+            tail = tail[1:]
+        return (*[1] * (len(other.tail) - len(tail)), *tail)
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,7 @@ class Value:
         turned: Whether its last two axes lie the other way round there.
         which: Row numbers, if rows of a table are still to be looked up.
         of: How many rows that table has.
+        ordinal: Whether they are the numbers of the rows themselves, which lie nowhere.
     """
 
     at: At
@@ -87,6 +100,7 @@ class Value:
     turned: bool = False
     which: At | None = None
     of: int = 0
+    ordinal: bool = False
 
     def part(self, first: int, tail: tuple[int, ...]) -> Value:
         at = replace(self.at, at=self.at.at + first)
@@ -101,7 +115,7 @@ class Places:
         graph: Of the number of rows, operands, and whatever comes after these.
         operands: How many.
         dtype: Of all numbers.
-        constants: Tensors that its nodes name.
+        constants: What is the same in every call.
 
     Attributes:
         argument: Which argument a placeholder is.
@@ -123,11 +137,12 @@ class Places:
         graph: fx.Graph,
         operands: int,
         dtype: torch.dtype,
-        constants: Mapping[str, Tensor],
+        constants: Constants,
     ) -> None:
         self.operands, self.dtype = operands, dtype
         self._constants = constants
-        self.fixed: dict[str, tuple[int, Tensor]] = {}
+        self.fixed: list[tuple[int, Tensor]] = []
+        self._of_constants: dict[tuple[fx.Node, torch.dtype], At] = {}
         self._placeholders = placeholders(graph)[1:]
         self._order: list[fx.Node | None] = list(self._placeholders[operands:])
         self._columns: Mapping[fx.Node, int] = {}
@@ -201,16 +216,35 @@ class Places:
             self.given.append((k, slot, width, dtype))
         return slot
 
-    def constant(self, x: fx.Node) -> tuple[At, Tensor]:
-        """A tensor of integers that is the same in every call, which is the program's own."""
-        name = str(x.target)
-        if x.op != "get_attr" or self._constants[name].dtype is not torch.int64:
+    def is_constant(self, x: fx.Node) -> bool:
+        """Whether a node is the same in every call, whatever rows come."""
+        return self._constants.has(x)
+
+    def constant(self, x: fx.Node, dtype: torch.dtype | None = None) -> tuple[At, Tensor]:
+        """Where a constant lies, with numbers of that dtype; None: its own."""
+        if not self.is_constant(x) or like_of(x).width > MOST_CONSTANT:
             raise Refused
-        if name not in self.fixed:
-            own = self._constants[name].detach().to("cpu", copy=True).contiguous()
-            self.fixed[name] = self.slot(0), own
-        slot, found = self.fixed[name]
-        return At(slot), found
+        found = self._constants.of(x)
+        dtype = dtype or found.dtype
+        if not found.is_cpu or not found.numel():
+            raise Refused
+        if found.dtype is torch.int64 and dtype is not torch.int64:
+            if int(found.abs().max()) > LARGEST:
+                raise Refused
+        elif found.dtype is not dtype and found.dtype is not torch.bool:
+            raise Refused
+        own = found.to(dtype).contiguous()
+        if self._constants.alien and own.data_ptr() != found.data_ptr():
+            raise Refused
+        key = x, dtype
+        if key not in self._of_constants:
+            self._of_constants[key] = self.held_for(own)
+        return self._of_constants[key], own
+
+    def held_for(self, own: Tensor) -> At:
+        """Where a tensor lies that steps keep."""
+        self.fixed.append((self.slot(0), own))
+        return At(self.fixed[-1][0])
 
     def seeds(self) -> At:
         """One for each row, which come behind all arguments."""
@@ -221,6 +255,8 @@ class Places:
         found = self.held(x)
         if not found.whole:
             return found
+        if self.is_constant(x):
+            return Value(self.constant(x, self.dtype)[0], found.like)
         key = found.at, found.like.width
         if key not in self._converted:
             out = self.spare(found.like)
@@ -243,6 +279,8 @@ class Places:
     def held(self, x: Any) -> Value:
         """Where what a node holds lies, in order, which may be integers of an argument."""
         found = self.raw(x)
+        if found.ordinal:
+            raise Refused
         if found.turned or found.which is not None:
             found = self.values[x] = self._in_order(found)
         return found
@@ -276,6 +314,9 @@ class Places:
             found = Value(at, like)
         elif x in self.argument:
             found = self._argument(self.argument[x], like)
+        elif self.is_constant(x):
+            whole = like.dtype is torch.int64
+            found = Value(self.constant(x, None if whole else self.dtype)[0], like, whole)
         else:
             raise Refused
         self.values[x] = found
@@ -376,11 +417,9 @@ class Places:
 
     def broadcast(self, value: Value, like: Like) -> At:
         """Where it is read for a result like this."""
-        tail = value.like.tail
         if not like.rows:
             raise Refused
-        if not value.like.rows and len(tail) == len(like.tail) + 1 and tail[0] == 1:
-            tail = tail[1:]
+        tail = value.like.beside(like)
         if tail == like.tail:
             return value.at
         ranks = len(tail) == len(like.tail) or not value.like.rows

@@ -86,6 +86,14 @@ class Program(AbstractKernel):
         self._forms: dict[Routine, CallForm] = {}
 
     @property
+    def room_for(self) -> int | None:  # type: ignore[override]
+        """Residuals that lie side by side are the last."""
+        pair = self._pair
+        if pair is None or pair.forward.block is None or not available(pair.dtype):
+            return None
+        return pair.forward.residuals(self._parts.outputs) - 1
+
+    @property
     def in_c(self) -> bool:
         """Whether it is C that computes."""
         return self._pair is not None and available(self._pair.dtype)
@@ -106,7 +114,7 @@ class Program(AbstractKernel):
         if pair is not None and available(pair.dtype):
             there = pair.forward_of(self._packed.expects(n) if pair.folded else 0)
             given = [*operands, *inputs, row_seeds(n)] if pair.draws else [*operands, *inputs]
-            found = there(n, given, self._packed)
+            found = there(n, given, self._packed, room)
         elif pair is not None and pair.draws:
             with seeded_by(row_seeds(n)):
                 found = self._parts.forward(n, *operands, *inputs)
@@ -133,12 +141,24 @@ class Program(AbstractKernel):
             return Programs((self,)).backward(gradients, gathered(kept, rows), [n], [into])
         pair = self._pair
         if pair is not None and available(pair.dtype):
-            given = [*operands, *gathered(kept, rows), *dys]
-            found = pair.backward(n, given, self._packed)
+            lying = self._lying(kept, rows, pair.backward, len(operands))
+            found = pair.backward(n, [*operands, *lying, *dys], self._packed)
         else:
             found = parts.backward(n, *operands, *gathered(kept, rows), *dys)
         self._learn(found, came, n, operands, into)
         return self._answers(found, came)
+
+    @staticmethod
+    def _lying(kept: Payload, rows: IntArray | None, back: Routine, first: int) -> Payload:
+        """Residuals of these rows: where they lie, if those are neighbours and nobody gets them."""
+        if rows is None or not _are_neighbours(rows):
+            return gathered(kept, rows)
+        start, end = int(rows[0]), int(rows[-1]) + 1
+        found = [x[start:end] for x in kept]
+        lost = [k for k in range(len(kept)) if back.hands_over(first + k)]
+        for k, x in zip(lost, gathered(tuple([kept[k] for k in lost]), rows), strict=True):
+            found[k] = x
+        return tuple(found)
 
     def listed(self, rows: int) -> CallForm | None:
         pair = self._pair
@@ -355,6 +375,12 @@ class Program(AbstractKernel):
                 into.add_rows(parameter, ids.long(), rows)
             else:
                 into.add_at(parameter, ids, rows)
+
+
+def _are_neighbours(rows: IntArray) -> bool:
+    """Whether they lie one behind the other."""
+    n = rows.size
+    return n > 0 and int(rows[-1] - rows[0]) == n - 1 and bool((rows[1:] - rows[:-1] == 1).all())
 
 
 @final

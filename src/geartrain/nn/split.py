@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, fx
 
 from geartrain.errors import GraphError
+from geartrain.nn.constants import Constants
 from geartrain.nn.counted import PRODUCTS, SIZES, VIEWS, CountedGraph, Function
 from geartrain.nn.emit import emit
 from geartrain.nn.fold import Columns, Folding, Summand, affine_columns, times_columns
@@ -295,7 +296,7 @@ class _Cut:
             outputs = self._all.results()[: self._outputs]
             folded = self._forward(outputs, [instead.get(x, x) for x in kept])
         operands = len(self._operands)
-        given = terms, folded, self._constants
+        given = terms, folded, Constants(self._constants, alien=self._all.alien)
         return fuse(forward, backward, operands, self._outputs, *given)
 
     def _make(self, target: Any, args: tuple[Any, ...], width: int) -> fx.Node:

@@ -17,10 +17,13 @@ from contextlib import suppress
 from typing import Final, cast, final
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from geartrain.native.fused import At, Steps
+from geartrain.nn.constants import Constants
+from geartrain.nn.distances import is_within_distances
 from geartrain.nn.fused import MadeTensor, Pair, Routine
+from geartrain.nn.integers import is_count
 from geartrain.nn.places import Places, Refused, Value, called, like_of, placeholders
 from geartrain.nn.record import draws
 from geartrain.nn.terms import Term
@@ -40,7 +43,7 @@ def fuse(
     outputs: int,
     terms: tuple[Term, ...],
     folded: fx.Graph | None,
-    constants: Mapping[str, Tensor],
+    constants: Constants,
 ) -> Pair:
     """Both graphs as steps.
 
@@ -50,7 +53,7 @@ def fuse(
         operands, outputs: How many.
         terms: What the operands get of the backward.
         folded: A forward that gives the same, and looks up what has met weights.
-        constants: Tensors that nodes name.
+        constants: What is the same in every call.
 
     Raises:
         Refused: Something in them has none; says what.
@@ -68,7 +71,7 @@ class _Both:
         backward: fx.Graph,
         operands: int,
         outputs: int,
-        constants: Mapping[str, Tensor],
+        constants: Constants,
     ) -> None:
         self._graphs, self._constants = (forward, backward), constants
         self._operands, self._outputs = operands, outputs
@@ -91,7 +94,7 @@ class _Both:
         own: list[int] = []
         for k, x in enumerate(kept):
             alone = x.op == "placeholder" or x in results[: self._outputs] or places[k] in ways
-            alone = alone or like_of(x).dtype is torch.int64
+            alone = alone or (like_of(x).dtype is torch.int64 and not is_count(x))
             (own if alone else block).append(k)
         columns, width = {}, 0
         for k in block:
@@ -160,7 +163,7 @@ def _routine(
     lay_within_cats(places, graph)
     last = _last_uses(graph)
     for number, x in enumerate(graph.nodes):
-        if x.op == "call_function" and x.target is not operator.mul:
+        if x.op == "call_function" and x.target is not operator.mul and not places.is_constant(x):
             try:
                 convert(places, x)
             except Refused as error:
@@ -182,7 +185,8 @@ def _routine(
         places.made,
         found,
         [(one, places.outs[one], slot) for one, slot in places.tables.items()],
-        list(places.fixed.values()),
+        places.fixed,
+        len(places.made) - 1 if width else None,
     )
 
 
@@ -205,13 +209,18 @@ def _results(graph: fx.Graph) -> list[fx.Node]:
     return list(cast("Sequence[fx.Node]", results))
 
 
+def _is_read_later(x: fx.Node) -> bool:
+    """Whether those that read it read what it is made of."""
+    return x.target in SHARING or is_within_distances(x)
+
+
 def _last_uses(graph: fx.Graph) -> dict[int, list[fx.Node]]:
     """By position of a node: those that nobody reads after it, in their own place or as a view."""
     nodes = list(graph.nodes)
     at = {x: k for k, x in enumerate(nodes)}
     last: dict[fx.Node, int] = {}
     for x in reversed(nodes):
-        ends = [last[y] if y.target in SHARING else at[y] for y in x.users]
+        ends = [last[y] if _is_read_later(y) else at[y] for y in x.users]
         last[x] = max(ends, default=at[x])
     found: dict[int, list[fx.Node]] = {}
     for x, k in last.items():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from geartrain.native.fused import At, Op
+from geartrain.nn.named import ZEROS, by_numbers, put_by_numbers
 from geartrain.nn.places import Like, Places, Refused, like_of
 
 aten = torch.ops.aten
@@ -17,35 +18,79 @@ aten = torch.ops.aten
 def _take(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     source, dim, index = args
-    row = places.value(source)
-    at = _where(places, row.like, dim, index)
-    out = places.values[x] = places.out(x)
-    places.add(Op.ENTRIES, out, row.at, at, many=row.like.width)
+    _write(places, x, source, _selected(places, places.value(source).like, dim, index))
 
 
 def _take_back(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     zeros, dim, index, source = args
-    came = places.value(source)
-    if zeros.target not in _ZEROS or x.kwargs or not came.like.rows:
+    if x.kwargs:
         raise Refused
-    at = _where(places, like_of(x), dim, index)
+    _write_back(places, x, zeros, source, _selected(places, like_of(x), dim, index))
+
+
+def _selected(places: Places, like: Like, dim: int, index: fx.Node) -> At:
+    """The places of all of a row that are left of an axis."""
+    if len(like.tail) == 1 and like.rows and dim in (1, -1):
+        return places.constant(index, torch.int64)[0]
+    at, named = dim % (len(like.tail) + 1), [None] * (len(like.tail) + 1)
+    return _indexed(places, like, [*named[:at], index, *named[at + 1 :]])
+
+
+def _index(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    if _are_constant(places, args[1]):
+        _write(places, x, args[0], _indexed(places, places.value(args[0]).like, args[1]))
+    else:
+        by_numbers(places, x)
+
+
+def _put(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    zeros, index, source, *adds = args
+    if not _are_constant(places, index):
+        put_by_numbers(places, x)
+        return
+    if x.kwargs or adds != [True]:
+        raise Refused
+    _write_back(places, x, zeros, source, _indexed(places, like_of(x), index))
+
+
+def _are_constant(places: Places, index: Sequence[Any]) -> bool:
+    """Whether all rows are indexed alike, none of them as a row."""
+    given = [k for k in index if k is not None]
+    return index[0] is None and all(places.is_constant(k) for k in given)
+
+
+def _indexed(places: Places, like: Like, index: Sequence[fx.Node | None]) -> At:
+    """The places of all of a row that are left of it, indexed so."""
+    if not like.rows or index[0] is not None:
+        raise Refused
+    given = [None if k is None else places.constant(k)[1] for k in index]
+    every = torch.arange(like.width).view(1, *like.tail)
+    found: Tensor = aten.index.Tensor(every, given)
+    return places.held_for(found.flatten())
+
+
+def _write(places: Places, x: fx.Node, source: fx.Node, at: At) -> None:
+    row = places.value(source)
+    out = places.values[x] = places.out(x)
+    places.add(Op.ENTRIES, out, row.at, at, many=row.like.width)
+
+
+def _write_back(places: Places, x: fx.Node, zeros: fx.Node, source: fx.Node, at: At) -> None:
+    came = places.value(source)
+    if zeros.target not in ZEROS or not came.like.rows:
+        raise Refused
     out = places.values[x] = places.out(x)
     places.add(Op.ENTRIES_BACK, out, came.at, at, many=came.like.width)
 
 
-def _where(places: Places, like: Like, dim: int, index: fx.Node) -> At:
-    """The places that are named of all of a row."""
-    if len(like.tail) != 1 or not like.rows or dim not in (1, -1):
-        raise Refused
-    at, _ = places.constant(index)
-    return at
-
-
-_ZEROS: Final = (aten.new_zeros.default, aten.zeros.default)
 ADDED: Final = {aten.index_add.default}
 """What adds to zeros."""
 TAKEN: Final[Mapping[Any, Callable[[Places, fx.Node], None]]] = {
     aten.index_select.default: _take,
     aten.index_add.default: _take_back,
+    aten.index.Tensor: _index,
+    aten.index_put.default: _put,
 }

@@ -15,19 +15,26 @@ import torch
 from torch import fx
 
 from geartrain.native.fused import At, Op
+from geartrain.nn.distances import is_within_distances, of_distances, write_distances
 from geartrain.nn.draws import drawn
 from geartrain.nn.embeddings import EMBEDDINGS
 from geartrain.nn.entries import NUMBERED, NUMBERS, ONE, TRUTHS, TWO
 from geartrain.nn.integers import (
     COUNTS,
     INTEGERS,
-    NAMING,
-    SCATTERING,
     compare,
     compares,
     convert_dtype,
 )
 from geartrain.nn.matmul import MATMUL, TURNS, moved_axes
+from geartrain.nn.named import (
+    NAMED,
+    NAMING,
+    SCATTERING,
+    is_named_by,
+    repeats_for_neighbours,
+    row_numbers,
+)
 from geartrain.nn.pieces import PARTS, WHOLES
 from geartrain.nn.places import RESHAPES, Like, Places, Refused, Value, called, like_of
 from geartrain.nn.reckoning import CONSTANTS, reckon, reckons, repeated
@@ -46,6 +53,8 @@ def convert(places: Places, x: fx.Node) -> None:
     target: Any = x.target
     if target not in _SEVERAL and any(_is_merged(y) for y in (x, *x.all_input_nodes)):
         raise Refused
+    if is_within_distances(x):
+        return
     if target in VIEWS:
         places.values[x] = VIEWS[target](places, x)
         return
@@ -115,6 +124,9 @@ def lay_within_cats(places: Places, graph: fx.Graph) -> None:
 
 def _sum(places: Places, x: fx.Node, *, mean: bool) -> None:
     args: Any = x.args
+    if not mean and (pair := of_distances(x)) is not None:
+        write_distances(places, x, pair)
+        return
     if x.kwargs:
         raise Refused
     source = places.value(args[0])
@@ -380,6 +392,8 @@ def _zeros(places: Places, x: fx.Node) -> None:
 def _expand(places: Places, x: fx.Node) -> None:
     like, source = like_of(x), places.held(x.args[0])
     tail = source.like.tail
+    if is_named_by(x) and repeats_for_neighbours(x):
+        return
     if tail == like.tail and source.like.rows == like.rows:
         places.values[x] = replace(source, like=like)
         return
@@ -422,6 +436,8 @@ VIEWS: Final[Mapping[Any, _Way]] = {
     **PARTS,
     aten._to_copy.default: convert_dtype,
     operator.getitem: _item,
+    aten.arange.default: row_numbers,
+    aten.arange.start: row_numbers,
 }
 SHARING: Final = {*VIEWS, *TURNS, aten.expand.default}
 """What may lie in another's place."""
@@ -455,6 +471,7 @@ _WAYS: Final[Mapping[Any, _Way]] = {
     **EMBEDDINGS,
     **INTEGERS,
     **MATMUL,
+    **NAMED,
     **WHOLES,
     **TAKEN,
 }
