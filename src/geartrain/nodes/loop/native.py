@@ -133,7 +133,7 @@ class NativeCalls:
         """Of a module; copies have numbers behind those."""
         if isinstance(stage, CallStage):
             return stage.number
-        return self._hoists.most + self._tables.store(stage)
+        return self._hoists.most + stage.number
 
     def _made_of(self, stage: Stage, rows: RowNumbers) -> list[ReadTensor] | None:
         """What the arguments are made of that rows bring to a module; None: C cannot be told."""

@@ -58,12 +58,6 @@ class Tables:
         self._columns: dict[int, Table] = {}
         self._samples: dict[int, tuple[list[Like], tuple[Tensor, ...]]] = {}
         self._copies: dict[int, tuple[Hashable, CallForm]] = {}
-        self._stores: dict[object, int] = {}
-
-    def store(self, stage: object) -> int:
-        """The number of a place at which rows are copied: the same in every firing, as layouts that
-        are kept say where it reads."""
-        return self._stores.setdefault(stage, len(self._stores))
 
     def samples(
         self, number: int, tensors: Sequence[ReadTensor], columns: Sequence[Tensor]
