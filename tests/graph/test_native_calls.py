@@ -186,6 +186,35 @@ def test_places_that_copy_read_the_same_whichever_of_them_comes_first_in_a_firin
     assert made["backward"] > 0
 
 
+def test_addresses_are_written_anew_where_what_a_call_reads_or_writes_has_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[tuple[Any, ...]] = []
+    before = CallLayout.place
+
+    def place(self: CallLayout, arena: Any, held: Any) -> None:
+        lying = [x.data_ptr() for v in self.values for x in held.likes(v) or ()]
+        found.append((self, held, arena, lying))  # held, so that no address comes again
+        before(self, arena, held)
+
+    monkeypatch.setattr(CallLayout, "place", place)
+
+    def thrice(state: Stream, graph: Graph) -> Stream:
+        own = {"read": "token", "keep": "activations"}
+        for name in ("one", "two", "three"):
+            state = state.through(Gated().double(), name=name, **own)  # type: ignore[arg-type]
+        return state
+
+    torch.manual_seed(1)
+    accumulate(turning(thrice, "whole", again=unsure), sets(), FEW)
+    last: dict[tuple[int, int], tuple[Any, ...]] = {}
+    for layout, held, arena, lying in found:
+        now, key = (id(arena), lying), (id(layout), id(held))
+        assert last.get(key) != now
+        last[key] = now
+    assert len(last) > 3  # modules, in some firings
+
+
 BESIDE = {"experts in a loop that decides", "experts by payload", "tensors put side by side"}
 """Cases in which something else than C makes some calls."""
 

@@ -443,9 +443,10 @@ class NativeCalls:
         rows, layout = called.rows, module.layout
         module.reserve(self._expected.get(module.number, 0), rows.numbers.size)
         module.add(rows, self._columns(called.stage, rows) if layout.columns else ())
-        if module.seen != self._held.moved:
+        moved = self._held.moved(layout.values)
+        if module.seen != moved:
             module.place(self._held)
-            module.seen = self._held.moved
+            module.seen = moved
 
     def _make(self, first: int, end: int) -> int:
         """Make calls.
