@@ -25,13 +25,16 @@ from geartrain.nodes.loop.turn import KeptCall
 from tests.rigs.called import (
     CASES,
     WIDTH,
+    Beside,
     Gated,
     Rooted,
     Start,
     cell,
+    linear,
     sets,
     squared,
     turning,
+    unsure,
 )
 from tests.rigs.passes import Order, accumulate, assert_same_gradients, one_pass
 
@@ -154,6 +157,62 @@ def test_buffers_grow_where_more_rows_come_than_were_expected() -> None:
         torch.manual_seed(1)
         found.append(accumulate(make(run), many, order).gradients)
     assert_same_gradients(*found)
+
+
+@pytest.mark.parametrize("again", [lambda m: m.turn < m.turns, unsure], ids=("known", "decides"))
+def test_places_that_copy_read_the_same_whichever_of_them_comes_first_in_a_firing(
+    made: dict[str, int], again: Any
+) -> None:
+    """What the one copies lies elsewhere than what the other does."""
+
+    def parted(run: str) -> Graph:
+        graph = Graph(vertex=("token",), value=("turns",))
+        state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+        own = {"keep": "activations"}
+        state.join(graph.input("x", turn=0).through(Start().double(), name="first", **own))
+        more, done = cell(state, graph).move(turn=lambda m: m.turn + 1).where(again)
+        state.join(more)
+        odd, even = done.where(lambda m: m.turns % 2 > 0)
+        last = even.through(Beside().double(), name="last", **own)
+        ways = odd.through(lambda h, c: c, name="c"), last.through(lambda h, c: h, name="h")
+        graph.merge(*ways).through(linear(), name="readout").loss(squared)
+        return graph
+
+    found = []
+    for run in ("whole", "steps"):
+        torch.manual_seed(1)
+        found.append(accumulate(parted(run), sets(), Order(max_active=1)).gradients)
+    assert_same_gradients(*found)
+    assert made["backward"] > 0
+
+
+def test_addresses_are_written_anew_where_what_a_call_reads_or_writes_has_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[tuple[Any, ...]] = []
+    before = CallLayout.place
+
+    def place(self: CallLayout, arena: Any, held: Any) -> None:
+        lying = [x.data_ptr() for v in self.values for x in held.likes(v) or ()]
+        found.append((self, held, arena, lying))  # held, so that no address comes again
+        before(self, arena, held)
+
+    monkeypatch.setattr(CallLayout, "place", place)
+
+    def thrice(state: Stream, graph: Graph) -> Stream:
+        own = {"read": "token", "keep": "activations"}
+        for name in ("one", "two", "three"):
+            state = state.through(Gated().double(), name=name, **own)  # type: ignore[arg-type]
+        return state
+
+    torch.manual_seed(1)
+    accumulate(turning(thrice, "whole", again=unsure), sets(), FEW)
+    last: dict[tuple[int, int], tuple[Any, ...]] = {}
+    for layout, held, arena, lying in found:
+        now, key = (id(arena), lying), (id(layout), id(held))
+        assert last.get(key) != now
+        last[key] = now
+    assert len(last) > 3  # modules, in some firings
 
 
 BESIDE = {"experts in a loop that decides", "experts by payload", "tensors put side by side"}

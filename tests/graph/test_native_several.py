@@ -122,6 +122,21 @@ class Weighs(nn.Module):
         return torch.tanh(value / total) / inside.lengths[:, None]
 
 
+class Asks(nn.Module):
+    """The last member of each bundle asks all of them, by how far off they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.far = nn.Linear(WIDTH, WIDTH), nn.Embedding(9, WIDTH)
+
+    def forward(self, h: Tensor, inside: gt.Inside) -> Tensor:
+        ends, to = inside.lengths.cumsum(0), inside.segment
+        place = torch.arange(len(h)) - (ends - inside.lengths)[to]
+        last = h[ends - 1]
+        weight = torch.tanh((self.query(last)[to] * h + self.far(place)).sum(1, keepdim=True))
+        return torch.tanh(last + torch.zeros_like(last).index_add(0, to, weight * h))
+
+
 def pointing(*, decides: bool = False, detached: bool = False, half: bool = False) -> Graph:
     """A set that is held, and read at each step of a loop."""
     graph = Graph(vertex=("right",))
@@ -161,14 +176,14 @@ def sets(n: int = 9) -> list[Instance]:
     ]
 
 
-def bundling() -> Graph:
+def bundling(kind: Callable[[], nn.Module] = Weighs) -> Graph:
     """Children meet in a parent as a bundle."""
     graph = Graph(vertex=("parent", "siblings"))
     nodes = graph.loop(name="nodes", run="whole")
     nodes.join(graph.input("x").through(nn.Linear(2, WIDTH), name="leaf"))
     inner, root = nodes.where(lambda m: m.parent >= 0)
     met = inner.group(by={"vertex": lambda m: m.parent}, size="siblings", how="bundle")
-    below: Stream = met.through(Weighs(), name="weighs", inside=True, pool=True)
+    below: Stream = met.through(kind(), name="weighs", inside=True, pool=True)
     nodes.join(below.through(nn.Linear(WIDTH, WIDTH), name="cell", keep="activations"))
     root.loss(squared)
     return graph
@@ -193,6 +208,7 @@ CASES: dict[str, tuple[Callable[[], Graph], Callable[[], list[Instance]]]] = {
     "a memory whose gradient nobody wants": (partial(pointing, detached=True), sets),
     "rows without a gradient": (partial(pointing, half=True), sets),
     "bundles": (bundling, trees),
+    "one of a bundle asks the others": (partial(bundling, Asks), trees),
 }
 
 

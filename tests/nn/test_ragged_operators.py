@@ -18,7 +18,10 @@ from torch.nn import functional
 
 import geartrain as gt
 from geartrain.errors import GraphError
-from geartrain.nn.ragged.derivation import derive_memory
+from geartrain.nn.operands import Operands
+from geartrain.nn.ragged.calls import call_of_inside
+from geartrain.nn.ragged.derivation import derive_inside, derive_memory
+from geartrain.nn.ragged.program import RaggedProgram
 from tests.rigs.ragged import check_inside, check_memory
 
 H, HEADS = 6, 2
@@ -159,12 +162,31 @@ def twice(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
     return s.k(h) + (score.softmax(1)[:, None] @ s.k(m))[:, 0]
 
 
+def near(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
+    """Members up to a place of the row's own; the further off, the less."""
+    at = torch.arange(m.shape[1])
+    own = 4 * h[:, :1].detach().sigmoid()
+    seen = mask & (at[None] <= own)
+    q, k, v = _apart(s.q(h)[:, None]), _apart(s.k(m)), _apart(s.v(m))
+    score = q @ k.mT - 0.2 * (own - at).abs()[:, None, None]
+    share = score.masked_fill(~seen[:, None, None], -math.inf).softmax(-1)
+    return s.o((share @ v).transpose(1, 2).reshape(h.shape[0], H))
+
+
+def by_place(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
+    """Waves of the place are added to what is held."""
+    at = torch.arange(0, m.shape[1], dtype=m.dtype)
+    wave = torch.sin(at.view(1, -1, 1) / 3)
+    share = torch.einsum("nd,nmd->nm", h, s.k(m) + wave).masked_fill(~mask, -1e9).softmax(1)
+    return s.o(torch.einsum("nm,nmd->nd", share * (1 + at / 7), m))
+
+
 WAYS: Mapping[str, Forward] = {
     f.__name__: f
     for f in (
         *(own_heads, keys_times_query, einsum_heads, heads_last, fused, fused_one, block),
         *(shares_of_heads, norm_of_members, most, first_most, least, most_of_each),
-        *(row_beside_members, means, gated, logs, twice),
+        *(row_beside_members, means, gated, logs, twice, near, by_place),
     )
 }
 ENTRIES: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -295,6 +317,85 @@ def test_softmax_over_bundles_of_any_lengths(lengths: list[int]) -> None:
     check_inside(Shares(), lengths, H, pools=True)
 
 
+ENDS: Mapping[str, Callable[[gt.Inside], Tensor]] = {
+    "first": lambda i: i.lengths.cumsum(0) - i.lengths,
+    "first, moved on": lambda i: functional.pad(i.lengths.cumsum(0)[:-1], (1, 0)),
+    "first, joined": lambda i: torch.cat([torch.zeros(1).long(), i.lengths.cumsum(0)[:-1]]),
+    "last": lambda i: i.lengths.cumsum(0) - 1,
+    "last, added": lambda i: torch.cumsum(i.lengths, 0) + (-1),
+}
+
+
+class Asks(nn.Module):
+    """One member of each bundle asks all of them, and hears how far off each of them is."""
+
+    def __init__(self, end: Callable[[gt.Inside], Tensor]) -> None:
+        super().__init__()
+        self.query, self.far, self.end = nn.Linear(H, H), nn.Embedding(10, H), end
+
+    def forward(self, x: Tensor, inside: gt.Inside) -> Tensor:
+        to, first = inside.segment, inside.lengths.cumsum(0) - inside.lengths
+        one = x[self.end(inside)]
+        place = torch.arange(len(x)) - first[to]
+        weight = (self.query(one)[to] * x + self.far(place)).sum(1, keepdim=True).sigmoid()
+        return one + torch.zeros_like(one).index_add(0, to, weight * x)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_first_or_the_last_member_of_each_bundle_is_taken_within_it(end: str) -> None:
+    torch.manual_seed(0)
+    module = Asks(ENDS[end])
+    cut = derive_inside(module, (torch.randn(2, H),), {}, pools=True)
+    assert cut.forward.steps.apart
+    assert cut.back.steps.apart
+    assert all(each.apart for each in cut.ints)
+    for lengths in ([2, 1, 4], [1], [9] * 60):
+        check_inside(module, lengths, H, pools=True)
+
+
+def test_another_member_is_found_among_all_rows() -> None:
+    """Where that is its first or its last for some lengths, it is neither."""
+    for end in (
+        lambda i: i.lengths.cumsum(0) - (i.lengths + 1) // 2,
+        lambda i: i.lengths.cumsum(0) - i.lengths.clamp(max=4),
+    ):
+        torch.manual_seed(0)
+        module = Asks(end)
+        cut = derive_inside(module, (torch.randn(2, H),), {}, pools=True)
+        assert not cut.forward.steps.apart
+        check_inside(module, [2, 1, 4, 9], H, pools=True)
+
+
+def test_a_bundle_of_nothing_has_no_first_member() -> None:
+    module = Asks(ENDS["first"])
+    cut = derive_inside(module, (torch.randn(2, H),), {}, pools=True)
+    inside = gt.Inside(torch.tensor([2, 0, 1]), torch.tensor([0, 0, 2]), {})
+    with pytest.raises(IndexError, match="not there"):
+        RaggedProgram(cut, Operands(module)).forward(
+            call_of_inside((torch.randn(3, H),), inside, {})
+        )
+
+
+class Numbered(nn.Module):
+    """Something of each member, by its number among all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(40, H)
+
+    def forward(self, x: Tensor, inside: gt.Inside) -> Tensor:
+        return torch.zeros(len(inside.lengths), H).index_add(
+            0, inside.segment, x * self.table(torch.arange(len(x)))
+        )
+
+
+def test_numbers_among_all_rows_depend_on_the_company_of_a_bundle() -> None:
+    module = Numbered()
+    cut = derive_inside(module, (torch.randn(2, H),), {}, pools=True)
+    assert [each.apart for each in cut.ints] == [False]
+    check_inside(module, [2, 1, 4], H, pools=True)
+
+
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.booleans(), st.lists(st.integers(0, 9), min_size=1, max_size=70).filter(any))
 def test_bundles_of_any_lengths(pools: bool, lengths: list[int]) -> None:
@@ -311,6 +412,10 @@ def _turned_heads(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
     return h + x.transpose(1, 2).flatten(1)
 
 
+def _every_other(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
+    return h + torch.arange(0, 2 * m.shape[1], 2).sum() + (m * mask[..., None]).sum(1)
+
+
 def _sorted(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
     return h + (m.sort(1).values * mask[..., None]).sum(1)
 
@@ -321,6 +426,7 @@ def _sorted(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
         (_between_members, "in one trace and"),
         (_turned_heads, "^transpose: axes change places$"),
         (_sorted, "sort"),
+        (_every_other, "numbers that do not count rows"),
     ],
 )
 def test_what_has_no_steps_says_why(way: Forward, why: str) -> None:

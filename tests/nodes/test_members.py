@@ -103,15 +103,22 @@ def test_a_member_too_many_is_refused_where_none_has_a_place(monkeypatch):
 
 
 @settings(max_examples=40)
-@given(seed=st.integers(0, 10**6), batches=st.integers(1, 9), ports=st.integers(2, 4))
-def test_sides_are_joined_when_a_dictionary_says_so(seed, batches, ports):
+@given(
+    seed=st.integers(0, 10**6),
+    batches=st.integers(1, 9),
+    ports=st.integers(2, 4),
+    key=st.sampled_from([KEY, VERTEX]),
+    far=st.sampled_from([1, 90]),
+)
+def test_sides_are_joined_when_a_dictionary_says_so(seed, batches, ports, key, far):
+    """A vertex is found by a table; another column with its instance, by a sort."""
     draw = np.random.default_rng(seed)
     handles = [[] for _ in range(ports)]
     handles[1] = [SIZE]  # taken over from port 1
-    sides = Sides(JoinNode(place(), ports, [KEY], "tuple", handles), ports)
+    sides = Sides(JoinNode(place(), ports, [key], "tuple", handles), ports)
     state = np.zeros((5, 7 * ports), np.int64)
-    state[KEY], state[INSTANCE] = np.arange(7).repeat(ports), np.arange(7).repeat(ports) % 2
-    state[VERTEX], state[SIZE] = draw.integers(0, 100, (2, 7 * ports))
+    state[key], state[INSTANCE] = far * np.arange(7).repeat(ports), np.arange(7).repeat(ports) % 2
+    state[SLOT], state[SIZE] = draw.integers(0, 100, (2, 7 * ports))
     port_of, waiting = np.tile(np.arange(ports), 7), defaultdict(dict)
     order = draw.permutation(7 * ports)
     for some in np.array_split(order, batches):
@@ -121,22 +128,26 @@ def test_sides_are_joined_when_a_dictionary_says_so(seed, batches, ports):
                 continue
             want = {}
             for n in numbers.tolist():
-                waiting[int(state[KEY, n])][port] = n
-                if len(waiting[int(state[KEY, n])]) == ports:
-                    want[int(state[KEY, n])] = waiting.pop(int(state[KEY, n]))
+                waiting[int(state[key, n])][port] = n
+                if len(waiting[int(state[key, n])]) == ports:
+                    want[int(state[key, n])] = waiting.pop(int(state[key, n]))
             found, states = sides.complete(port, numbers, state[:, numbers])
-            assert {int(key) for key in states[KEY]} == set(want)
+            assert {*states[key].tolist()} == set(want)
             for at, joined in enumerate(states.T):
-                mine = want[int(joined[KEY])]
+                mine = want[int(joined[key])]
                 assert [int(side[at]) for side in found] == [mine[p] for p in range(ports)]
-                assert joined[VERTEX] == state[VERTEX, mine[0]]
+                assert joined[SLOT] == state[SLOT, mine[0]]
                 assert joined[SIZE] == state[SIZE, mine[1]]
     assert not waiting and not sides.story()
 
 
-def test_a_second_row_of_a_port_is_refused_and_who_is_absent_is_told(monkeypatch):
+@pytest.mark.parametrize("key", [KEY, VERTEX])
+def test_a_second_row_of_a_port_is_refused_and_who_is_absent_is_told(key, monkeypatch):
     monkeypatch.setattr(JoinNode, "key", lambda *_: "somebody")
-    sides, state = Sides(JoinNode(place(), 3, [KEY], "tuple"), 3), np.zeros((5, 1), np.int64)
+    sides, state = Sides(JoinNode(place(), 3, [key], "tuple"), 3), np.zeros((5, 1), np.int64)
+    with pytest.raises(GraphError, match="two rows of port 2 have the key somebody"):
+        sides.complete(2, np.array([4, 5]), state.repeat(2, 1))
+    sides = Sides(JoinNode(place(), 3, [key], "tuple"), 3)
     sides.complete(1, np.array([4]), state)
     assert sides.story() == ["'meeting' waits for port [0, 2] of somebody"]
     with pytest.raises(GraphError, match="two rows of port 1 have the key somebody"):

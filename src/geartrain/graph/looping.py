@@ -196,7 +196,7 @@ class _Builder:
                 met = self._value(("out", *here))
                 if own is not None and own is not met:
                     assert isinstance(met, Stored)
-                    store = StoreStage(own, met)
+                    store = StoreStage(len(between), own, met)
                     store.targets[0] = target
                     between.append(store)
                     target = store, 0

@@ -48,6 +48,7 @@ class Way(IntEnum):
     MOVE = auto()
     MOST_OVER = auto()
     MOST_OVER_BACK = auto()
+    PLACE = auto()
 
 
 @final

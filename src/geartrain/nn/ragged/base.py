@@ -83,6 +83,9 @@ class AbstractLowering(ABC):
         self.inputs = places[operands : operands + len(given)]
         self.tangents = places[operands + len(given) :]
         self.segment = None if segment is None else self.inputs[segment]
+        self.lengths = None if segment is None else self.inputs[segment - 1]
+        self.counting: dict[fx.Node, fx.Node] = {}
+        """Nodes that count the rows of an input."""
         self.forward, self.back = WayOfSteps(), WayOfSteps()
         self.ends = Buffer(BUNDLES, 1, role="ends")
         self.cells = Buffer(MEMBERS, 1, role="cells")
@@ -248,12 +251,13 @@ class AbstractLowering(ABC):
         cells: Buffer | None = None,
         width: int = 0,
         many: int = 0,
+        inner: int = 0,
         number: float = 0.0,
     ) -> None:
         """One that leads from rows to others."""
         ends = self.ends if inside else None
         draft = DraftStep(way, 0, out, list(reads), width or reads[0].width, kind, times)
-        draft.many, draft.number = many, number
+        draft.many, draft.inner, draft.number = many, inner, number
         draft.source, draft.source_times, draft.index, draft.ends = (
             source,
             source_times,
@@ -319,6 +323,22 @@ class AbstractLowering(ABC):
             drafts.spread[value] = found = replace(found, tail=value.tail, one=value.one)
         return found
 
+    def place(self, *, late: bool) -> RaggedValue:
+        """The number of each member in its bundle."""
+        drafts = self.drafts(late=late)
+        if drafts.place is None:
+            drafts.place = self.room(Axes(MEMBERS, 1, (), 1), late=late)
+            self.step(Way.PLACE, drafts.place, kind=BUNDLES, late=late, inside=True, width=1)
+        return drafts.place
+
+    def _alone(self, x: fx.Node, value: RaggedValue, like: Axes) -> RaggedValue:
+        """What all bundles have in common along the axis of members, where they have that."""
+        mine, rank = self.like(x), like.lead + len(like.tail) - like.merged
+        at = rank - len(self.shapes[x]) + mine.at
+        if (like.kind, like.lead) != (MEMBERS, PADDED) or at != like.members:
+            raise Refused("axes that do not fit")
+        return replace(value, tail=like.tail, one=like.width > 1)
+
     def fit(self, x: Any, like: Axes, *, late: bool) -> RaggedValue:
         """A node as it is read for a result with these axes."""
         known = self.values.get(x) if isinstance(x, fx.Node) else None
@@ -331,6 +351,8 @@ class AbstractLowering(ABC):
         elif (value.kind, value.times) != (like.kind, like.times):
             value = self._met(value, mine, like, late=late)
             tail = value.tail
+        elif mine.alone and not like.alone:
+            return self._alone(x, value, like)
         elif mine.place != like.place:
             raise Refused("axes that do not fit")
         if tail == like.tail:

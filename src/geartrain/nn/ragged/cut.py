@@ -20,6 +20,7 @@ from geartrain.nn.counted import needed_by
 from geartrain.nn.emit import emit
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.drafts import needed, together
+from geartrain.nn.ragged.integers import above, are_of_each, numbers_of_rows
 from geartrain.nn.ragged.lower import Lowering
 from geartrain.nn.ragged.over import sums_rows
 from geartrain.nn.ragged.routine import RaggedRoutine
@@ -86,12 +87,14 @@ class CountedInts:
         node: What they are computed by.
         kind, times: They are so many times the rows of that kind.
         inputs: Of which inputs.
+        apart: Whether those of a bundle are the same in whatever company it comes.
     """
 
     node: fx.Node
     kind: int
     times: int
     inputs: frozenset[int]
+    apart: bool
 
 
 @final
@@ -360,7 +363,7 @@ class Cutter:
         found |= {y for y in outputs if isinstance(y, int)}
         waiting = [b.node for b in buffers if b.node is not None]
         waiting += [term.index for term in terms if term.index is not None]
-        seen = _above(waiting)
+        seen = above(self._low, waiting)
         return frozenset(found | {k for k, x in enumerate(self._low.inputs) if x in seen})
 
     def _counted(
@@ -377,28 +380,18 @@ class Cutter:
         graph, made = fx.Graph(), {}
         for x in self._low.inputs:
             made[x] = graph.placeholder(x.name)
-        above = needed_by(found, made)
+        needed = needed_by(found, made)
+        counting = self._low.counting
         for x in self._low.nodes:
-            if x in above:
+            if x in needed and x in counting:
+                made[x] = graph.call_function(numbers_of_rows, (made[counting[x]],))
+            elif x in needed:
                 made[x] = graph.node_copy(x, made.__getitem__)
         graph.output(tuple(made[x] for x in found))
         return tuple(map(self._ints_of, found)), emit(graph, {})
 
     def _ints_of(self, node: fx.Node) -> CountedInts:
         like, inputs = self._low.like(node), self._low.inputs
-        seen = _above([node])
-        return CountedInts(
-            node, like.kind, like.times, frozenset(k for k, x in enumerate(inputs) if x in seen)
-        )
-
-
-def _above(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """Nodes, and all that they are made of."""
-    seen: set[fx.Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        x = waiting.pop()
-        if x not in seen:
-            seen.add(x)
-            waiting += x.all_input_nodes
-    return seen
+        seen = above(self._low, [node])
+        read = frozenset(k for k, x in enumerate(inputs) if x in seen)
+        return CountedInts(node, like.kind, like.times, read, are_of_each(self._low, node))

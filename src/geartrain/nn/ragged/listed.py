@@ -21,6 +21,7 @@ from geartrain.native.calls import (
     available,
 )
 from geartrain.nn.ragged.cut import RaggedCut, Tensors
+from geartrain.nn.ragged.integers import segment_of
 from geartrain.nn.ragged.program import RaggedFound, RaggedPlan, RaggedProgram
 from geartrain.nn.ragged.values import BUNDLES, MEMBERS, Buffer
 from geartrain.nodes.gradient import GradientSum
@@ -86,8 +87,8 @@ def _fits(cut: RaggedCut, plans: Sequence[RaggedPlan], inputs: RaggedInputs) -> 
         return False
     if any(each.kind not in (BUNDLES, MEMBERS) for each in cut.ints):
         return False
-    told = {*inputs.rows, inputs.lengths}
-    return all(each.inputs <= told for each in cut.ints)
+    told = {*inputs.rows, inputs.lengths, inputs.segment}
+    return all(each.apart and each.inputs <= told for each in cut.ints)
 
 
 @final
@@ -172,6 +173,8 @@ class _Listed:
             every[k] = x
         if inputs.inside:
             every[inputs.lengths] = lengths
+            if any(inputs.segment in each.inputs for each in self._cut.ints):
+                every[inputs.segment] = segment_of(lengths)
         return self._cut.count(*every)
 
     def _came(self, outputs: int) -> frozenset[int]:

@@ -17,12 +17,14 @@ from typing import Any, Final, final
 import torch
 from torch import fx
 
+from geartrain.nn.places import Refused
 from geartrain.nn.ragged.apart import APART, arithmetic
 from geartrain.nn.ragged.base import AbstractLowering, Convert, numbers_of
+from geartrain.nn.ragged.integers import COUNTS, counts_rows
 from geartrain.nn.ragged.matrices import MATRICES
 from geartrain.nn.ragged.numbered import NUMBERED_ROWS
 from geartrain.nn.ragged.over import OVER, sums_rows
-from geartrain.nn.ragged.values import NO_ROWS, Constant, CountedRows
+from geartrain.nn.ragged.values import MEMBERS, NO_ROWS, Constant, CountedRows
 from geartrain.nn.ragged.views import SAME, VIEWS
 
 aten = torch.ops.aten
@@ -53,7 +55,9 @@ class Lowering(AbstractLowering):
         if target in _FULL:
             self.values[x] = Constant(float(args[-1]))
             return
-        if self._is_counted(x):
+        if target in COUNTS:
+            self._count_up(x)
+        elif self._is_counted(x):
             self._count(x)
         elif target in _WAYS:
             _WAYS[target](self, x)
@@ -62,12 +66,31 @@ class Lowering(AbstractLowering):
         else:
             arithmetic(self, x)
 
+    def _count_up(self, x: fx.Node) -> None:
+        """0, 1, ...: the numbers of rows, or of members in their bundle."""
+        like = self.like(x)
+        if not counts_rows(x, self.shapes[x]) or (like.times, like.width) != (1, 1):
+            raise Refused("numbers that do not count rows")
+        if like.alone:
+            self.values[x] = self.place(late=False)
+            return
+        source = self.segment if like.kind == MEMBERS else self.lengths
+        if source is None or self.like(source) != like:
+            raise Refused("numbers that do not count rows")
+        self.counting[x] = source
+        self.values[x] = CountedRows(x)
+
     def _is_counted(self, x: fx.Node) -> bool:
         """Whether integers alone make it, and it is one, or the same as one."""
-        sources = x.all_input_nodes
-        if not sources or not all(isinstance(self.values.get(s), CountedRows) for s in sources):
+        known = [self.values.get(s) for s in x.all_input_nodes if not self._is_whole(s)]
+        if not known or not all(isinstance(each, CountedRows) for each in known):
             return False
         return x.target in SAME or x.meta.get("dtype") is torch.int64
+
+    def _is_whole(self, x: fx.Node) -> bool:
+        """Whether it is one integer everywhere, however many rows there are."""
+        whole = isinstance(self.values.get(x), Constant) and x.meta.get("dtype") is torch.int64
+        return whole and x.op == "call_function" and self.shapes[x] == self._large[self.twin[x]]
 
     def _of_weights(self, x: fx.Node) -> bool:
         """Whether it puts gradients of weights together."""

@@ -13,6 +13,7 @@ from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.base import AbstractLowering, Convert
+from geartrain.nn.ragged.integers import end_of_bundles
 from geartrain.nn.ragged.values import (
     BUNDLES,
     HELD,
@@ -56,9 +57,28 @@ def _take(low: AbstractLowering, x: fx.Node, source: fx.Node, index: Any) -> Non
         low.values[x] = _of_table(low, value, base, rows, like, late=late)
     elif base is low.segment and (value.kind, value.times) == (BUNDLES, 1):
         low.values[x] = replace(low.spread(value, late=late), tail=like.tail)
+    elif (end := _end(low, base, like, value)) is not None:
+        low.values[x] = out = low.room(like, late=late)
+        _inside(low, Way.TAKE_INSIDE, out, value, end, late=late)
     else:
         low.values[x] = out = low.room(like, late=late)
         _by_number(low, Way.TAKE, out, value, (like, value), base, late=late)
+
+
+def _end(
+    low: AbstractLowering, base: fx.Node, rows: Axes | RaggedValue, members: Axes | RaggedValue
+) -> int | None:
+    """Which member of each bundle has these numbers, if it is the first (0) or the last (-1)."""
+    if (rows.kind, rows.times) != (BUNDLES, 1) or (members.kind, members.times) != (MEMBERS, 1):
+        return None
+    return end_of_bundles(low, base)
+
+
+def _inside(
+    low: AbstractLowering, way: Way, out: RaggedValue, value: RaggedValue, end: int, *, late: bool
+) -> None:
+    """The first or the last member of each bundle is taken, or added to."""
+    low.step(way, out, value, kind=BUNDLES, source=MEMBERS, inside=True, inner=end, late=late)
 
 
 def _of_table(
@@ -147,7 +167,11 @@ def _add_at(low: AbstractLowering, x: fx.Node, base: fx.Node, index: Any, source
         else:
             begin = low.full(low.fit(base, like, late=late), late=late)
             low.plain(Op.COPY, out, begin, late=late)
-        _by_number(low, Way.ADD_AT, out, value, (value, like), numbers, late=late)
+        end = _end(low, numbers, value, like)
+        if end is None:
+            _by_number(low, Way.ADD_AT, out, value, (value, like), numbers, late=late)
+        else:
+            _inside(low, Way.ADD_INSIDE, out, value, end, late=late)
     low.values[x] = out
 
 

@@ -57,6 +57,7 @@ class Axes:
             or ``SWAPPED``. Where there is but one, those of one entry before it. Numbers of a row
             lie in the order of ``tail``, wherever that is.
         merged: Whether the first of these is one axis with that of bundles.
+        alone: Whether it has the axis of members that all bundles have, and none of bundles.
     """
 
     kind: int
@@ -65,6 +66,7 @@ class Axes:
     lead: int
     at: int = 0
     merged: bool = False
+    alone: bool = False
 
     @property
     def width(self) -> int:
@@ -83,9 +85,9 @@ class Axes:
         return 0 if self.at == SWAPPED else 1 + self.at - self.merged
 
     @property
-    def place(self) -> tuple[int, int, bool]:
+    def place(self) -> tuple[int, int, bool, bool]:
         """Which axes count rows."""
-        return self.lead, self.at, self.merged
+        return self.lead, self.at, self.merged, self.alone
 
     def tail_axis(self, dim: int) -> int:
         """Which axis of the tail an axis is; -1: it counts rows."""
@@ -137,6 +139,13 @@ class TraceCounts:
         counted = self.of(small[first], large[first])
         if len(differ) == 1 and counted is not None and set(small[:first]) == {1}:
             return Axes(*counted, (*small[:first], *small[first + 1 :]), 1, first)
+        others = (*small[:first], *small[first + 1 :])
+        if (
+            len(differ) == 1
+            and (small[first], large[first]) == self.padded
+            and {1}.issuperset(others)
+        ):
+            return Axes(MEMBERS, 1, others, 1, first, alone=True)
         if self.padded is not None and len(differ) == 2 and differ[0] == 0:
             j = differ[1]
             tail = (*small[1:j], *small[j + 1 :])
@@ -273,3 +282,4 @@ class WayOfSteps:
     steps: list[DraftStep] = field(default_factory=list)
     spread: dict[RaggedValue, RaggedValue] = field(default_factory=dict)
     held: dict[int, RaggedValue] = field(default_factory=dict)
+    place: RaggedValue | None = None

@@ -26,7 +26,7 @@ class FiringTensors(AbstractTensors):
         expected: By value, for how many places there is to be room at least.
     """
 
-    __slots__ = ("_expected", "_gradients", "_values", "_zeros", "moved")
+    __slots__ = ("_expected", "_gradients", "_moves", "_values", "_zeros")
 
     def __init__(
         self,
@@ -36,8 +36,7 @@ class FiringTensors(AbstractTensors):
         super().__init__(numbers)
         self._expected = expected or {}
         self._values: dict[int, list[Tensor]] = {}
-        self.moved = 0
-        """How often buffers have been made, or have moved."""
+        self._moves = [0] * len(numbers.counts)
         self._gradients: dict[int, list[Tensor | None]] = {}
         self._zeros: dict[int, list[Tensor | None]] = {}  # to which nothing has been added
 
@@ -55,7 +54,7 @@ class FiringTensors(AbstractTensors):
             alone = rows is None and columns[0].shape[0] == n and n >= self._expected.get(number, 0)
             if alone and all(x.is_contiguous() for x in columns):
                 self._values[number] = list(columns)
-                self.moved += 1
+                self._move(number)
                 return
         write(self.reserve(number, name, columns), first, columns, rows)
 
@@ -73,7 +72,7 @@ class FiringTensors(AbstractTensors):
         found = self._values.get(number)
         if found is None:
             n = max(self.numbers.size(number), self._expected.get(number, 0))
-            self.moved += 1
+            self._move(number)
             found = self._values[number] = [self._empty(x, n) for x in columns]
             return found
         require_alike(name, columns, found)
@@ -84,11 +83,21 @@ class FiringTensors(AbstractTensors):
         n, found = self.numbers.size(number), self._values[number]
         had = found[0].shape[0] if found else n
         if n > had:
-            self.moved += 1
+            self._move(number)
             for j, x in enumerate(found):
                 found[j] = self._empty(x, max(n, 2 * had))
                 found[j][:had] = x
         return found
+
+    def _move(self, number: int) -> None:
+        """The buffers of a value are made, or move."""
+        moves = self._moves
+        moves += [0] * (number + 1 - len(moves))
+        moves[number] += 1
+
+    def moved(self, values: Sequence[int]) -> int:
+        """How often the buffers of these values have been made, or have moved."""
+        return sum([self._moves[number] for number in values])
 
     def _empty(self, x: Tensor, n: int) -> Tensor:
         """Room for n rows like those of x."""

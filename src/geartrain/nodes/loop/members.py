@@ -27,6 +27,8 @@ _MANY: Final = 1024
 """Rows from which on it takes less to make one number of their keys than to sort by each."""
 _ROOM: Final = 1 << 62
 _NONE: Final = np.zeros(0, np.int64)
+_ROWS: Final = 64
+"""For so many there is room at first."""
 
 
 def _combined(keys: Sequence[IntArray]) -> IntArray | None:
@@ -214,11 +216,13 @@ class Sides:
         ports: How many.
     """
 
-    __slots__ = ("_node", "_pool", "_ports")
+    __slots__ = ("_direct", "_node", "_pool", "_ports")
 
     def __init__(self, node: JoinNode, ports: int) -> None:
         self._node, self._ports = node, ports
         self._pool: IntArray | None = None
+        self._direct = _DirectSides(node, ports) if len(node.on) == 1 else None
+        # One key alone is an index of the arena: see ``key_columns``.
 
     def complete(
         self, port: int, numbers: IntArray, state: IntArray
@@ -236,6 +240,8 @@ class Sides:
         Raises:
             GraphError: Two rows of a port have one key.
         """
+        if self._direct is not None:
+            return self._direct.complete(port, numbers, state)
         pool = np.concatenate([numbers[None], np.full((1, numbers.size), port), state])
         if self._pool is not None:
             pool = np.concatenate([self._pool, pool], axis=1)
@@ -247,19 +253,15 @@ class Sides:
         complete = counts == self._ports
         whole = complete.repeat(counts)
         self._pool = None if complete.all() else pool.take(order[~whole], 1)
-        members = order[whole].reshape(-1, self._ports)
-        states = pool[_JOINED:].take(members[:, 0], 1)
-        for k, columns in enumerate(self._node.handles):
-            for column in columns:
-                states[column] = pool[_JOINED + column].take(members[:, k])
-        return [pool[_NUMBER].take(members[:, k]) for k in range(self._ports)], states
+        members = order[whole].reshape(-1, self._ports).T
+        return _side_by_side(self._node, pool[_NUMBER], pool[_JOINED:], members)
 
     def _sorted(self, pool: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         return _by_key([pool[_JOINED + column] for column in self._node.on], pool[_PORT])
 
     def story(self) -> list[str]:
         """Who waits for whom, a line each."""
-        pool = self._pool
+        pool = self._pool if self._direct is None else self._direct.waiting()
         if pool is None:
             return []
         order, starts, counts = self._sorted(pool)
@@ -271,3 +273,97 @@ class Sides:
         if starts.size > _SHOWN:
             told.append(f"'{self._node.name}' waits for ports of {starts.size - _SHOWN} more rows")
         return told
+
+
+@final
+class _DirectSides:
+    """Rows of the ports of one join whose key is an index of the arena, by that: a table says where
+    those that wait are, so that nothing is sorted. Joined rows are in the order of those that came
+    last.
+
+    Args:
+        node: Says what columns mean, and refuses what is wrong.
+        ports: How many.
+    """
+
+    __slots__ = ("_held", "_node", "_size", "_table", "_waiting")
+
+    def __init__(self, node: JoinNode, ports: int) -> None:
+        self._node = node
+        self._held = np.empty((0, 0), np.int64)  # numbers and columns, as they came
+        self._size = self._waiting = 0
+        self._table = np.full((ports, 0), -1)
+
+    def complete(
+        self, port: int, numbers: IntArray, state: IntArray
+    ) -> tuple[list[IntArray], IntArray]:
+        """As of ``Sides``."""
+        n, key = numbers.size, state[self._node.on[0]]
+        if not n:
+            return [_NONE] * len(self._table), state
+        first = self._keep(numbers, state)
+        self._reach(int(key.max()))
+        table = self._table
+        mine = table[port]
+        before, own = mine.take(key), np.arange(first, first + n)
+        mine[key] = own
+        wrong = (before >= 0) | (mine.take(key) != own)
+        if wrong.any():
+            raise self._node.twice(port, state[:, int(wrong.argmax())])
+        members = table.take(key, 1)
+        (whole,) = (members.min(0) >= 0).nonzero()
+        if whole.size < n:
+            members, key = members.take(whole, 1), key.take(whole)
+        table[:, key] = -1
+        held = self._held
+        self._waiting += n - members.size
+        if not self._waiting:
+            self._size = 0
+        return _side_by_side(self._node, held[_NUMBER], held[1:], members)
+
+    def _keep(self, numbers: IntArray, state: IntArray) -> int:
+        """Hold rows; where the first of them is."""
+        first = self._size
+        self._size = end = first + numbers.size
+        columns, had = self._held.shape
+        if end > had or columns != len(state) + 1:
+            held = np.empty((len(state) + 1, max(end, 2 * had, _ROWS)), np.int64)
+            if first:
+                held[:, :first] = self._held[:, :first]
+            self._held = held
+        self._held[_NUMBER, first:end] = numbers
+        self._held[1:, first:end] = state
+        return first
+
+    def _reach(self, most: int) -> None:
+        """Have room for so large a key."""
+        ports, had = self._table.shape
+        if most >= had:
+            table = np.full((ports, max(most + 1, 2 * had)), -1)
+            table[:, :had] = self._table
+            self._table = table
+
+    def waiting(self) -> IntArray | None:
+        """Numbers, ports and columns of rows that wait; None: there are none."""
+        ports, keys = (self._table >= 0).nonzero()
+        if not ports.size:
+            return None
+        rows = self._held.take(self._table[ports, keys], 1)
+        return np.concatenate([rows[:1], ports[None], rows[1:]])
+
+
+def _side_by_side(
+    node: JoinNode, numbers: IntArray, state: IntArray, members: IntArray
+) -> tuple[list[IntArray], IntArray]:
+    """By port the numbers of rows that are joined, and the states of what they become.
+
+    Args:
+        node: Says which columns come from which port.
+        numbers, state: Of all rows that are held.
+        members: int64 ``(ports, n)``, where the joined rows are among those.
+    """
+    states = state.take(members[0], 1)
+    for k, columns in enumerate(node.handles):
+        for column in columns:
+            states[column] = state[column].take(members[k])
+    return [numbers.take(mine) for mine in members], states

@@ -103,7 +103,6 @@ class NativeCalls:
         self._hoists = hoists
         self._modules: dict[int, AnyModule | None] = {}
         self._given_up: set[int] = set()
-        self._stores: dict[int, int] = {}
         self._records = np.zeros((0, calls.CALL_WORDS), np.int64)
         self._at_records = 0
         self._pool, self._at_pool, self._used = np.empty(0, np.int64), 0, 0
@@ -134,7 +133,7 @@ class NativeCalls:
         """Of a module; copies have numbers behind those."""
         if isinstance(stage, CallStage):
             return stage.number
-        return self._hoists.most + self._stores.setdefault(id(stage), len(self._stores))
+        return self._hoists.most + stage.number
 
     def _made_of(self, stage: Stage, rows: RowNumbers) -> list[ReadTensor] | None:
         """What the arguments are made of that rows bring to a module; None: C cannot be told."""
@@ -444,9 +443,10 @@ class NativeCalls:
         rows, layout = called.rows, module.layout
         module.reserve(self._expected.get(module.number, 0), rows.numbers.size)
         module.add(rows, self._columns(called.stage, rows) if layout.columns else ())
-        if module.seen != self._held.moved:
+        moved = self._held.moved(layout.values)
+        if module.seen != moved:
             module.place(self._held)
-            module.seen = self._held.moved
+            module.seen = moved
 
     def _make(self, first: int, end: int) -> int:
         """Make calls.

@@ -207,15 +207,16 @@ class StoreStage(AbstractStage):
     """Rows that meet others of another value are copied to those.
 
     Args:
+        number: Among the places of the loop at which rows are copied.
         source: The value that they are rows of.
         into: The value that they become rows of.
     """
 
     pools = False
 
-    def __init__(self, source: AbstractValue, into: Stored) -> None:
+    def __init__(self, number: int, source: AbstractValue, into: Stored) -> None:
         super().__init__()
-        self.source, self.into = source, into
+        self.number, self.source, self.into = number, source, into
 
     def apply(
         self, port: int, rows: RowNumbers, plan: LoopPlan
