@@ -34,6 +34,8 @@ class Within(nn.Module):
         self.inner, self.wide, self.norm = nn.Linear(D, D), nn.Linear(D, 3 * D), nn.LayerNorm(D)
         self.heads = nn.MultiheadAttention(D, HEADS, batch_first=True)
         self.layer = nn.TransformerEncoderLayer(D, HEADS, 12, batch_first=True, dropout=0.0)
+        self.each = nn.Parameter(torch.randn(D))
+        self.tall = nn.Parameter(torch.randn(K, 1))
 
     def forward(self, x: Tensor, stack: Tensor) -> Tensor:
         return self.rule(self, x, stack)
@@ -68,6 +70,14 @@ _RULES: dict[str, Rule] = {
     "columns": lambda m, x, s: m.wide(s)[:, :, D : 2 * D] * m.wide(s)[..., -D:],
     "turned": lambda m, x, s: (s.transpose(1, 2) @ m.inner(s)).flatten(1),
     "turned rows": lambda m, x, s: m.inner(s).permute(0, 2, 1).reshape(-1, D * K),
+    "a weight for each": lambda m, x, s: torch.tanh(s * m.each + m.each),
+    "a weight for each of squares": lambda m, x, s: (
+        (s.unsqueeze(1) * x[:, :2, None, None] - m.each) / (m.tall.exp() + 1)
+    ),
+    "a weight or a row": lambda m, x, s: torch.where(s > 0, s, m.each),
+    "a weight beside": lambda m, x, s: torch.cat([m.each.expand(len(s), 1, D), m.inner(s)], 1),
+    "part of a stack": lambda m, x, s: m.inner(s[:, 1:]) * x.unsqueeze(1),
+    "a vector": lambda m, x, s: (s @ m.each).softmax(1).unsqueeze(1) @ s,
     "added": lambda m, x, s: torch.baddbmm(
         x.unsqueeze(1), m.inner(x).unsqueeze(1), s.mT @ s, beta=0.5, alpha=2
     ).squeeze(1),

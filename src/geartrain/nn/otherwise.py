@@ -68,7 +68,15 @@ def _by_map(a: str, b: str, out: str, rows: Tensor, weight: Tensor) -> tuple[Ten
     return (y.permute([(mine + its).index(k) for k in out]),)
 
 
+def _matmul(input: Tensor, other: Tensor) -> Tensor:
+    """A product with a vector, entry by entry; else torch's own."""
+    alone = other.ndim == 1 and input.ndim > 1
+    return (input * other).sum(-1) if alone else torch.matmul(input, other)
+
+
 OTHERWISE: Final[Mapping[Any, Callable[..., Tensor]]] = {
+    torch.matmul: _matmul,
+    torch.Tensor.matmul: _matmul,
     torch.nn.functional.one_hot: _one_hot,
     torch.nn.functional.bilinear: _bilinear,
     torch.einsum: _einsum,

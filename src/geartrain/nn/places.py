@@ -376,11 +376,9 @@ class Places:
 
     def broadcast(self, value: Value, like: Like) -> At:
         """Where it is read for a result like this."""
-        tail = value.like.tail
         if not like.rows:
             raise Refused
-        if not value.like.rows and len(tail) == len(like.tail) + 1 and tail[0] == 1:
-            tail = tail[1:]
+        tail = aligned(value.like, len(like.tail))
         if tail == like.tail:
             return value.at
         ranks = len(tail) == len(like.tail) or not value.like.rows
@@ -471,6 +469,16 @@ def like_of(x: fx.Node) -> Like:
     if not isinstance(found, Like):
         raise Refused
     return found
+
+
+def aligned(like: Like, axes: int) -> tuple[int, ...]:
+    """The tail with as many axes: what has no rows has them from the last one on."""
+    tail = like.tail
+    if like.rows:
+        return tail
+    if len(tail) == axes + 1 and tail[0] == 1:
+        return tail[1:]
+    return (*[1] * (axes - len(tail)), *tail)
 
 
 def weight_of(x: Any) -> fx.Node | None:
