@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.module import NativeKept
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loop.reads import Read
+from geartrain.nodes.loop.returning import Returning
 from geartrain.nodes.loop.turn import KeptCall
 from tests.rigs.called import (
     CASES,
@@ -187,6 +189,25 @@ def test_room_for_row_numbers_is_made_anew_where_more_come_than_it_has(
     whole, steps = both("experts in a loop that decides")
     assert_same_gradients(whole.gradients, steps.gradients)
     assert made["forward"] > 0
+
+
+def test_what_has_been_multiplied_is_not_put_together_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: Counter[int] = Counter()
+    seen: dict[int, Returning] = {}
+    before = Returning._result
+
+    def note(self: Returning, k: int) -> Tensor | None:
+        if self._multiplied:
+            seen[id(self)] = self
+            asked[id(self)] += 1
+        return before(self, k)
+
+    monkeypatch.setattr(Returning, "_result", note)
+    both("a cell that reads words")
+    assert seen
+    assert all(asked[each] == len(one._rest) for each, one in seen.items())
 
 
 @pytest.mark.parametrize("starts", [None, 0, 1, 2, 3, -1])
