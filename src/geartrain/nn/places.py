@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from geartrain.native.fused import At, Op, Reckoning, Step
 from geartrain.nn.fused import MadeTable, MadeTensor, Runs
+from geartrain.nn.static import StaticTensors
 
 aten = torch.ops.aten
 
@@ -102,10 +103,12 @@ class Places:
         operands: How many.
         dtype: Of all numbers.
         constants: Tensors that its nodes name.
+        alien: Whether somebody else has one of these.
 
     Attributes:
         argument: Which argument a placeholder is.
         homes: Nodes with a place of their own: results, but integers, and what is kept.
+        static: Tensors that are the same in every call.
         reckons: Whether there are integers between steps.
         made: Tensors that a call makes.
         given, weights: What steps read of arguments, and of operands in products: which, whether
@@ -124,9 +127,12 @@ class Places:
         operands: int,
         dtype: torch.dtype,
         constants: Mapping[str, Tensor],
+        *,
+        alien: bool,
     ) -> None:
         self.operands, self.dtype = operands, dtype
         self._constants = constants
+        self.static = StaticTensors({} if alien else constants)
         self.fixed: dict[str, tuple[int, Tensor]] = {}
         self._placeholders = placeholders(graph)[1:]
         self._order: list[fx.Node | None] = list(self._placeholders[operands:])
@@ -212,6 +218,15 @@ class Places:
         slot, found = self.fixed[name]
         return At(slot), found
 
+    def _same(self, x: fx.Node, same: Tensor, like: Like) -> Value:
+        """What is the same in every call, and the program's own; truths become numbers."""
+        whole = same.dtype is torch.int64
+        if like.rows or not (whole or same.dtype in (self.dtype, torch.bool)):
+            raise Refused
+        name, kind = f"{x.name}, static", torch.int64 if whole else self.dtype
+        self.fixed[name] = self.slot(0), same.detach().to(kind, copy=True).contiguous()
+        return Value(At(self.fixed[name][0]), like, whole)
+
     def seeds(self) -> At:
         """One for each row, which come behind all arguments."""
         return At(self.of_argument(self.operands + len(self._order), 1, torch.int64), 0, 1)
@@ -270,7 +285,9 @@ class Places:
                 raise Refused
             return found
         like = like_of(x)
-        if x in self._columns:
+        if (same := self.static.of(x)) is not None:
+            found = self._same(x, same, like)
+        elif x in self._columns:
             k = self.operands + self._order.index(None)
             at = At(self.of_argument(k, self._width), self._columns[x], self._width)
             found = Value(at, like)

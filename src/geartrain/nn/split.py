@@ -296,7 +296,7 @@ class _Cut:
             folded = self._forward(outputs, [instead.get(x, x) for x in kept])
         operands = len(self._operands)
         given = terms, folded, self._constants
-        return fuse(forward, backward, operands, self._outputs, *given)
+        return fuse(forward, backward, operands, self._outputs, *given, alien=self._all.alien)
 
     def _make(self, target: Any, args: tuple[Any, ...], width: int) -> fx.Node:
         """A node with a row for each row, after what it reads."""

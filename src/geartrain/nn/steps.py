@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, cast, final
 
 import torch
@@ -41,6 +42,8 @@ def fuse(
     terms: tuple[Term, ...],
     folded: fx.Graph | None,
     constants: Mapping[str, Tensor],
+    *,
+    alien: bool,
 ) -> Pair:
     """Both graphs as steps.
 
@@ -51,11 +54,15 @@ def fuse(
         terms: What the operands get of the backward.
         folded: A forward that gives the same, and looks up what has met weights.
         constants: Tensors that nodes name.
+        alien: Whether somebody else has one of these.
 
     Raises:
         Refused: Something in them has none; says what.
     """
-    return _Both(forward, backward, operands, outputs, constants).pair(terms, folded)
+    both = _Both(
+        forward, backward, operands, outputs, partial(Places, constants=constants, alien=alien)
+    )
+    return both.pair(terms, folded)
 
 
 @final
@@ -68,9 +75,9 @@ class _Both:
         backward: fx.Graph,
         operands: int,
         outputs: int,
-        constants: Mapping[str, Tensor],
+        placed: Callable[..., Places],
     ) -> None:
-        self._graphs, self._constants = (forward, backward), constants
+        self._graphs, self._placed = (forward, backward), placed
         self._operands, self._outputs = operands, outputs
 
     def pair(self, terms: tuple[Term, ...], folded: fx.Graph | None) -> Pair:
@@ -100,7 +107,7 @@ class _Both:
 
         def there(graph: fx.Graph) -> tuple[Routine, Places]:
             results = _results(graph)
-            places = Places(graph, self._operands, dtype, self._constants)
+            places = self._placed(graph, self._operands, dtype)
             kept = results[self._outputs :]
             tensors = [*results[: self._outputs], *(kept[k] for k in own)]
             at_columns = {kept[k]: at for k, at in columns.items()}
@@ -114,7 +121,7 @@ class _Both:
                 worth = _worth(its)
         order = [*(places[k] for k in own), *([None] if block else [])]
         order += places[len(kept) :]
-        other = Places(backward, self._operands, dtype, self._constants)
+        other = self._placed(backward, self._operands, dtype)
         other.given_as(order, {places[k]: at for k, at in columns.items()}, width)
         back = _routine(backward, other, _results(backward), {}, 0)
         drawing = any(draws(x) for x in forward.nodes)
@@ -160,7 +167,7 @@ def _routine(
     lay_within_cats(places, graph)
     last = _last_uses(graph)
     for number, x in enumerate(graph.nodes):
-        if x.op == "call_function" and x.target is not operator.mul:
+        if x.op == "call_function" and x.target is not operator.mul and places.static.of(x) is None:
             try:
                 convert(places, x)
             except Refused as error:
