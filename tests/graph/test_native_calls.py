@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.module import NativeKept
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loop.reads import Read
+from geartrain.nodes.loop.returning import Returning
 from geartrain.nodes.loop.turn import KeptCall
 from tests.rigs.called import (
     CASES,
@@ -240,12 +242,31 @@ def test_room_for_row_numbers_is_made_anew_where_more_come_than_it_has(
     monkeypatch: pytest.MonkeyPatch, made: dict[str, int]
 ) -> None:
     """Of a loop that decides they are copied to where they stay."""
-    monkeypatch.setattr(native, "_POOL", native._WORDS + 8)
+    monkeypatch.setattr(native, "_POOL", 8)
     whole, steps = both("a loop that decides")
     assert_same_gradients(whole.gradients, steps.gradients)
     whole, steps = both("experts in a loop that decides")
     assert_same_gradients(whole.gradients, steps.gradients)
     assert made["forward"] > 0
+
+
+def test_what_has_been_multiplied_is_not_put_together_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: Counter[int] = Counter()
+    seen: dict[int, Returning] = {}
+    before = Returning._result
+
+    def note(self: Returning, k: int) -> Tensor | None:
+        if self._multiplied:
+            seen[id(self)] = self
+            asked[id(self)] += 1
+        return before(self, k)
+
+    monkeypatch.setattr(Returning, "_result", note)
+    both("a cell that reads words")
+    assert seen
+    assert all(asked[each] == len(one._rest) for each, one in seen.items())
 
 
 @pytest.mark.parametrize("starts", [None, 0, 1, 2, 3, -1])
@@ -266,6 +287,23 @@ def test_rows_that_are_not_there_are_refused(starts: int | None) -> None:
     make, data = CASES["sums of children"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native.NativeCalls, "_made_of", made_of)
+        with pytest.raises(GeartrainError, match="a row is read that is not there"):
+            accumulate(make("whole"), data(), FEW)
+
+
+def test_members_that_begin_behind_their_end_are_refused_where_calls_are_found() -> None:
+    before = native.NativeCalls._whence
+
+    def whence(self: native.NativeCalls, stage: Any, rows: Any) -> Any:
+        found = before(self, stage, rows)
+        return found and [
+            [one._replace(starts=-one.starts) if one.starts is not None else one for one in some]
+            for some in found
+        ]
+
+    make, data = CASES["sums in a loop that looks"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native.NativeCalls, "_whence", whence)
         with pytest.raises(GeartrainError, match="a row is read that is not there"):
             accumulate(make("whole"), data(), FEW)
 

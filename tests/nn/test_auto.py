@@ -139,6 +139,14 @@ def test_threads_change_as_well() -> None:
         assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
+def test_the_printed_graph_says_of_functions_that_pick_that_they_do() -> None:
+    graph = Graph()
+    both = graph.input("x").through(lambda x: (x, x + 1), name="two")
+    both.through(lambda x, y: y, name="picked").output()
+    lines = {line.split()[1]: line for line in str(graph).splitlines()[1:]}
+    assert "[auto: picks]" in lines["picked"] and "[auto: undecided]" in lines["two"]
+
+
 def test_the_printed_graph_says_what_became_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = _graph(Cell().double())
     assert "[auto: undecided]" in str(graph)

@@ -35,6 +35,8 @@ class Within(nn.Module):
         self.inner, self.wide, self.norm = nn.Linear(D, D), nn.Linear(D, 3 * D), nn.LayerNorm(D)
         self.heads = nn.MultiheadAttention(D, HEADS, batch_first=True)
         self.layer = nn.TransformerEncoderLayer(D, HEADS, 12, batch_first=True, dropout=0.0)
+        self.each = nn.Parameter(torch.randn(D))
+        self.tall = nn.Parameter(torch.randn(K, 1))
 
     def forward(self, x: Tensor, stack: Tensor) -> Tensor:
         return self.rule(self, x, stack)
@@ -69,6 +71,23 @@ _RULES: dict[str, Rule] = {
     "columns": lambda m, x, s: m.wide(s)[:, :, D : 2 * D] * m.wide(s)[..., -D:],
     "turned": lambda m, x, s: (s.transpose(1, 2) @ m.inner(s)).flatten(1),
     "turned rows": lambda m, x, s: m.inner(s).permute(0, 2, 1).reshape(-1, D * K),
+    "a weight for each": lambda m, x, s: torch.tanh(s * m.each + m.each),
+    "a weight for each of squares": lambda m, x, s: (
+        (s.unsqueeze(1) * x[:, :2, None, None] - m.each) / (m.tall.exp() + 1)
+    ),
+    "a weight or a row": lambda m, x, s: torch.where(s > 0, s, m.each),
+    "a weight beside": lambda m, x, s: torch.cat([m.each.expand(len(s), 1, D), m.inner(s)], 1),
+    "part of a stack": lambda m, x, s: m.inner(s[:, 1:]) * x.unsqueeze(1),
+    "a vector": lambda m, x, s: (s @ m.each).softmax(1).unsqueeze(1) @ s,
+    "numbers of its own": lambda m, x, s: (
+        s * torch.tensor([0.5, 2, 1] * 2 + [3, 4.0]).to(s) + x[:, None]
+    ),
+    "all before it": lambda m, x, s: (
+        (s @ m.inner(s).mT).masked_fill(torch.ones(K, K).triu(1) > 0, -1e9).softmax(2) @ s
+    ),
+    "some of them": lambda m, x, s: torch.where(
+        (torch.arange(K) <= (x[:, :1] > 0).long() + 1)[..., None], m.inner(s), x[:, None]
+    ),
     "added": lambda m, x, s: torch.baddbmm(
         x.unsqueeze(1), m.inner(x).unsqueeze(1), s.mT @ s, beta=0.5, alpha=2
     ).squeeze(1),
@@ -143,6 +162,23 @@ def test_rows_of_several_updates_go_each_to_their_own(name: str) -> None:
             found = into.take(p)
             assert_close(torch.zeros_like(p) if found is None else found, wanted)
         into.next_update()
+
+
+_SHARED = torch.arange(1.0, D + 1, dtype=torch.float64)
+
+
+def test_numbers_that_somebody_else_has_are_read_when_it_runs() -> None:
+    module, inputs = _made(lambda m, x, s: m.inner(x) * _SHARED), _inputs()
+    cut, rows = derive(module, inputs), [*range(N)]
+    assert cut.private
+    program = Program(cut, Operands(module))
+    before = _SHARED.clone()
+    try:
+        _SHARED.mul_(3)
+        found = _by_program(module, program, inputs, rows)
+        assert_close(found, _plainly(module, inputs, rows), rtol=1e-9, atol=1e-10)
+    finally:
+        _SHARED.copy_(before)
 
 
 def _later() -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,8 @@ def test_sides_are_joined_when_a_dictionary_says_so(seed, batches, ports, key, f
 def test_a_second_row_of_a_port_is_refused_and_who_is_absent_is_told(key, monkeypatch):
     monkeypatch.setattr(JoinNode, "key", lambda *_: "somebody")
     sides, state = Sides(JoinNode(place(), 3, [key], "tuple"), 3), np.zeros((5, 1), np.int64)
+    for port in range(2):
+        sides.complete(port, np.array([port]), state)
     with pytest.raises(GraphError, match="two rows of port 2 have the key somebody"):
         sides.complete(2, np.array([4, 5]), state.repeat(2, 1))
     sides = Sides(JoinNode(place(), 3, [key], "tuple"), 3)
@@ -152,6 +155,39 @@ def test_a_second_row_of_a_port_is_refused_and_who_is_absent_is_told(key, monkey
     assert sides.story() == ["'meeting' waits for port [0, 2] of somebody"]
     with pytest.raises(GraphError, match="two rows of port 1 have the key somebody"):
         sides.complete(1, np.array([5]), state)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_rows_that_come_at_once_by_every_port_are_joined_in_the_order_of_their_keys(shuffled):
+    draw = np.random.default_rng(0)
+    for left in (0, 1):  # a row that waits since before has all of them sorted together
+        sides, found = Sides(JoinNode(place(), 2, [KEY, SLOT], "tuple"), 2), []
+        state = np.zeros((5, 8), np.int64)
+        state[KEY], state[SLOT] = np.arange(8) % 4, np.arange(8) // 4
+        if left:
+            odd = np.full((5, 1), 9)
+            assert not sides.complete(0, np.array([99]), odd)[0][0].size
+        for port in (0, 1):
+            order = draw.permutation(8) if shuffled else np.arange(8)
+            found = sides.complete(port, order, state[:, order])
+        assert [side.tolist() for side in found[0]] == [[*range(8)]] * 2
+        assert found[1][[SLOT, KEY]].T.tolist() == sorted(state[[SLOT, KEY]].T.tolist())
+
+
+def test_rows_that_come_twice_by_every_port_are_refused(monkeypatch):
+    monkeypatch.setattr(JoinNode, "key", lambda *_: "somebody")
+    sides, state = Sides(JoinNode(place(), 2, [KEY], "tuple"), 2), np.zeros((5, 2), np.int64)
+    sides.complete(0, np.arange(2), state)
+    with pytest.raises(GraphError, match="two rows of port 0 have the key somebody"):
+        sides.complete(1, np.arange(2), state.copy())
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=1, max_size=3))
+def test_rows_ascend_when_their_keys_do(columns):
+    keys = [np.array(column) for column in columns]
+    rows = [*zip(*columns, strict=True)]
+    assert members._ascend(keys) == all(a < b for a, b in pairwise(rows))
+    assert members._ascend(keys, strictly=False) == all(a <= b for a, b in pairwise(rows))
 
 
 @settings(max_examples=60)

@@ -196,13 +196,21 @@ def random_trees(arity: int | None) -> list[Instance]:
     return found
 
 
-def tree(how: str, run: str) -> Graph:
-    """Children meet in a parent, as a sum, a mean or a stack."""
+def tree(how: str, run: str, *, looks: bool = False) -> Graph:
+    """Children meet in a parent, as a sum, a mean or a stack.
+
+    Args:
+        looks: Whether the payload is looked at, though it decides nothing.
+    """
     graph = Graph(vertex=("parent", "siblings", "slot", "token"))
     nodes = graph.loop(name="nodes", run=run)  # type: ignore[arg-type]
     own = {"keep": "activations"}
     nodes.join(graph.input("x").through(Start().double(), name="leaf", **own))
-    inner, root = nodes.where(lambda m: m.parent >= 0)
+    inner, root = nodes.where(
+        (lambda m: (m.parent >= 0) & m.payload[0].isfinite().all(1).numpy())
+        if looks
+        else lambda m: m.parent >= 0
+    )
     above = {"vertex": lambda m: m.parent}
     met = inner.group(by=above, size="siblings", order="slot", how=how, name="met")  # type: ignore[arg-type]
     if how == "stack":
@@ -374,6 +382,15 @@ CASES: dict[str, tuple[Callable[[str], Graph], Callable[[], list[Instance]]]] = 
     "experts by payload": (lambda run: turning(routed, run), sets),
     "a loop that decides": (lambda run: turning(cell, run, again=unsure), sets),
     "experts in a loop that decides": (lambda run: turning(routed, run, again=unsure), sets),
+    "joins in a loop that decides": (lambda run: turning(joined, run, again=unsure), sets),
+    "sums in a loop that looks": (
+        lambda run: tree("sum", run, looks=True),
+        lambda: random_trees(None),
+    ),
+    "children side by side in a loop that looks": (
+        lambda run: tree("stack", run, looks=True),
+        lambda: random_trees(2),
+    ),
 }
 
 

@@ -45,6 +45,7 @@ from geartrain.nodes.kernel import (
     kernel_of,
     modules_in,
 )
+from geartrain.nodes.loop.picking import known_picks
 from geartrain.nodes.loss import Objective
 from geartrain.nodes.memory import AbstractMemoryKernel, ReadAgain, ReadNode, memory_kernel_of
 from geartrain.nodes.method import called_by, weights_of
@@ -349,6 +350,8 @@ class Through(AbstractOperator):
             return self.keep if self.call.inside else f"activations, {story}"
         if self._keeps_masks():
             return "auto: derived, for the mask"
+        if self.module is None and known_picks(self.function) is not None:
+            return "auto: picks"
         if self.call.inside:
             if self.experience.story != UNDECIDED:
                 return f"auto: {self.experience.story}"

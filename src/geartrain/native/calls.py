@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import prod
@@ -117,8 +117,8 @@ class CallForm:
         learn: Adds what the backward has found for the weights: its results, the outputs that have
             got a gradient as bits, how many rows, the sum, and whether what ``rows_learnt`` gives
             is left out.
-        rows_learnt: Gives what of that is but products and sums of rows, and whether there is more:
-            of these bits, and the sum.
+        rows_learnt: Gives what of that is but products and sums of rows, and the results of the
+            backward that the rest is made of: of these bits, and the sum.
         split: Whether it is to be told of each update by itself, where rows are of several.
         draws: Whether the forward takes seeds, an int64 for each row, behind the inputs.
 
@@ -138,7 +138,7 @@ class CallForm:
     dtype: torch.dtype
     addresses: Callable[[bool], list[int]]
     learn: Callable[[Sequence[Any], int, int, Any, bool], None]
-    rows_learnt: Callable[[int, Any], tuple[Sequence[RowsLearnt], bool]]
+    rows_learnt: Callable[[int, Any], tuple[Sequence[RowsLearnt], Collection[int]]]
     split: bool
     draws: bool
     copies: list[tuple[int, int]] = field(init=False)
@@ -301,7 +301,7 @@ def copying(likes: Sequence[Tensor], dtype: torch.dtype) -> CallForm:
         dtype,
         lambda _: [],
         lambda *_: None,
-        lambda *_: ((), False),
+        lambda *_: ((), ()),
         False,
         False,
     )

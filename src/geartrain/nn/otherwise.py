@@ -97,7 +97,17 @@ def _distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = _MODE
 
 _FEW: Final = 64
 """Entries of an axis whose product is made of several."""
+
+
+def _matmul(input: Tensor, other: Tensor) -> Tensor:
+    """A product with a vector, entry by entry; else torch's own."""
+    alone = other.ndim == 1 and input.ndim > 1
+    return (input * other).sum(-1) if alone else torch.matmul(input, other)
+
+
 OTHERWISE: Final[Mapping[Any, Callable[..., Tensor]]] = {
+    torch.matmul: _matmul,
+    torch.Tensor.matmul: _matmul,
     torch.nn.functional.one_hot: _one_hot,
     torch.nn.functional.bilinear: _bilinear,
     torch.einsum: _einsum,

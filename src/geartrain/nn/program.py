@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final, cast, final
 
@@ -38,6 +38,7 @@ class _Terms:
         at_once: The others.
         lying: Products and sums of rows, which may be made from where the rows lie.
         rest: The others.
+        resting: Which results of the backward these are made of.
         by_update: Whether it is to be done update by update: what the backward adds up itself, and
             rows of which some are left out.
     """
@@ -48,9 +49,12 @@ class _Terms:
         self.at_once = [t for t in terms if t.how not in _LATER]
         self.lying = [t for t in terms if t.how in _LYING]
         self.rest = [t for t in terms if t.how not in _LYING]
+        self.resting = frozenset([t.first + k for t in self.rest for k in range(_TENSORS[t.how])])
         self.by_update = any(t.how == "value" or t.padding >= 0 for t in self.at_once)
 
 
+_TENSORS: Final = {"value": 1, "product": 2, "sum": 1, "rows": 2, "looked up": 2}
+"""Results that a term is made of."""
 _LYING: Final = ("product", "sum")
 _LATER: Final = (*_LYING, "looked up")
 
@@ -194,18 +198,21 @@ class Program(AbstractKernel):
         """Which tangents came, by the outputs that got a gradient."""
         return frozenset([k for k, j in enumerate(self._parts.tangents) if outputs >> j & 1])
 
-    def _rows_learnt(self, outputs: int, into: GradientSum) -> tuple[Sequence[RowsLearnt], bool]:
-        """Products and sums of rows that weights learn, and whether they learn anything else."""
+    def _rows_learnt(
+        self, outputs: int, into: GradientSum
+    ) -> tuple[Sequence[RowsLearnt], Collection[int]]:
+        """Products and sums of rows that weights learn, and the results that what else they learn
+        is made of."""
         own, operands = self.terms, self.operands.tensors()
         if not own.lying or not self._all_learn(operands):
-            return (), bool(own.all)
+            return (), ()
         came, found = self._came(outputs), []
         for term in own.lying:
             if term.tangents & came:
                 parameter, its = self._learner(term, operands, into)
                 right = term.first + 1 if term.how == "product" else None
                 found.append(RowsLearnt(parameter, its, term.columns, term.first, right))
-        return found, bool(own.rest)
+        return found, own.resting
 
     def _learn_listed(
         self, found: Sequence[Any], outputs: int, n: int, into: GradientSum, less: bool

@@ -143,6 +143,66 @@ def _mish_back(g: Tensor, x: Tensor) -> Tensor:
     return g * (t + x * torch.sigmoid(x) * (1 - t * t))
 
 
+def _gelu(x: Tensor, approximate: str = "none") -> Tensor | None:
+    if approximate != "tanh":
+        return None
+    return 0.5 * x * (1 + torch.tanh(_ROOT * (x + 0.044715 * x * x * x)))
+
+
+def _gelu_back(g: Tensor, x: Tensor, approximate: str = "none") -> Tensor | None:
+    if approximate != "tanh":
+        return None
+    t = torch.tanh(_ROOT * (x + 0.044715 * x * x * x))
+    slope = _ROOT * (1 + 3 * 0.044715 * x * x)
+    return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope)
+
+
+_ROOT: Final = math.sqrt(2 / math.pi)
+
+
+def _elu(x: Tensor, alpha: float = 1, scale: float = 1, inner: float = 1) -> Tensor | None:
+    """Of ``selu`` and ``celu``."""
+    if scale == 1 and inner == 1:
+        return None
+    return scale * (torch.relu(x) + alpha * ((x.clamp_max(0) * inner).exp() - 1))
+
+
+def _elu_back(
+    g: Tensor, alpha: float, scale: float, inner: float, of_result: bool, x: Tensor
+) -> Tensor | None:
+    if of_result or (scale == 1 and inner == 1):
+        return None
+    above: Tensor = aten.threshold_backward(g, x, 0)
+    return scale * (above + (g - above) * (alpha * inner) * (x.clamp_max(0) * inner).exp())
+
+
+def _hard_sigmoid(x: Tensor) -> Tensor:
+    return ((x + 3) / 6).clamp_min(0).clamp_max(1)
+
+
+def _within(g: Tensor, x: Tensor) -> Tensor:
+    """Of a gradient what comes where x is between -3 and 3."""
+    inside: Tensor = aten.threshold_backward(g, x, -3)
+    found: Tensor = aten.threshold_backward(inside, -x, -3)
+    return found
+
+
+def _hard_sigmoid_back(g: Tensor, x: Tensor) -> Tensor:
+    return _within(g, x) / 6
+
+
+def _hard_swish(x: Tensor) -> Tensor:
+    return x * _hard_sigmoid(x)
+
+
+def _hard_swish_back(g: Tensor, x: Tensor) -> Tensor:
+    return g * _hard_sigmoid(x) + _within(g * x, x) / 6
+
+
+def _power_of(base: float, x: Tensor) -> Tensor | None:
+    return torch.exp(x * math.log(base)) if base > 0 and x.is_floating_point() else None
+
+
 def _prelu(x: Tensor, weight: Tensor) -> Tensor:
     above = torch.relu(x)
     return above + weight * (x - above)
@@ -231,6 +291,16 @@ SIMPLER: Final[Mapping[Any, Callable[..., Any]]] = {
     aten.frac.default: _frac,
     aten.any.dim: _any,
     aten.all.dim: _all,
+    aten.gelu.default: _gelu,
+    aten.gelu_backward.default: _gelu_back,
+    aten.elu.default: _elu,
+    aten.elu_backward.default: _elu_back,
+    aten.hardsigmoid.default: _hard_sigmoid,
+    aten.hardsigmoid_backward.default: _hard_sigmoid_back,
+    aten.hardswish.default: _hard_swish,
+    aten.hardswish_backward.default: _hard_swish_back,
+    aten.celu.default: lambda x, alpha=1: aten.elu(x, alpha, 1, 1 / alpha),
+    aten.pow.Scalar: _power_of,
     aten.mish.default: _mish,
     aten.mish_backward.default: _mish_back,
     aten._prelu_kernel.default: _prelu,

@@ -36,7 +36,15 @@ from geartrain.nn.named import (
     row_numbers,
 )
 from geartrain.nn.pieces import PARTS, WHOLES
-from geartrain.nn.places import RESHAPES, Like, Places, Refused, Value, called, like_of
+from geartrain.nn.places import (
+    RESHAPES,
+    Like,
+    Places,
+    Refused,
+    Value,
+    called,
+    like_of,
+)
 from geartrain.nn.reckoning import CONSTANTS, reckon, reckons, repeated
 from geartrain.nn.taken import ADDED, TAKEN
 from geartrain.nn.windows import MOST_ENTRIES
@@ -179,15 +187,13 @@ def _home_of_sum(places: Places, x: fx.Node) -> Value | None:
 def _sum_of_rows(
     places: Places, x: fx.Node, source: Value, dims: Sequence[int], home: Value
 ) -> None:
-    """Rows added up, of which axes have been before, that lie side by side."""
-    tail = source.like.tail
-    at = source.at
+    """Rows added up, of which axes have been before."""
+    tail, at = source.like.tail, source.at
     if dims:
-        if list(dims) != list(range(dims[0], dims[-1] + 1)):
-            raise Refused
-        many, inner = math.prod(tail[dims[0] - 1 : dims[-1]]), math.prod(tail[dims[-1] :])
-        few = places.spare(replace(source.like, tail=(source.like.width // many,)))
-        places.add(Op.REDUCE, few, at, number=1.0, many=many, inner=inner)
+        axes = [d - 1 for d in dims]
+        rest = [n for k, n in enumerate(tail) if k not in axes]
+        few = places.spare(replace(source.like, tail=(math.prod(rest),)))
+        _add_up(places, few, source, axes, mean=False)
         at = few.at
     places.values[x] = home
     places.add(Op.SUM_OF_ROWS, home, at)
@@ -401,12 +407,11 @@ def _expand(places: Places, x: fx.Node) -> None:
         places.values[x] = repeated(places, x)
         return
     source = places.value(x.args[0])
-    if not source.like.rows and like.rows and x not in places.homes:
-        rest = tail[1:] if len(tail) == len(like.tail) + 1 and tail[0] == 1 else tail
-        if rest == like.tail:  # every row is the same
-            places.values[x] = Value(source.at, like)
-            return
-    if not source.like.rows or not like.rows or len(tail) != len(like.tail):
+    tail = source.like.beside(like)
+    if not source.like.rows and like.rows and tail == like.tail and x not in places.homes:
+        places.values[x] = Value(source.at, like)  # every row is the same
+        return
+    if not like.rows or len(tail) != len(like.tail):
         raise Refused
     out = places.values[x] = places.out(x)
     places.stretch(out, source.at, tail)

@@ -204,6 +204,11 @@ class CallLayout:
         pairs = self.arranged(tensors)
         self._targets = [home for _, home in pairs]
         self._sources = [(read.number, read.column, read.parts) for read, _ in pairs]
+        inputs = [*self._asked, *self._copied.values()]
+        self.told = [(i, j) for i in inputs for j in range(len(tensors[i].reads))]
+        """By read, the tensor that it is for, and which of that."""
+        self.many = [read.many for read, _ in pairs]
+        """By read, the rows that lie side by side in a row."""
         self.reads = np.zeros((len(pairs), calls.READ_WORDS), np.int64)
         answers = self.form.gradients
         for words, (read, home) in zip(self.reads, pairs, strict=True):

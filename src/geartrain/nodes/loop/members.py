@@ -12,12 +12,12 @@ takes a quarter of what cells and tables take.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from geartrain.frames.message import IntArray
+from geartrain.frames.message import INSTANCE, IntArray
 from geartrain.nodes.group import Group
 from geartrain.nodes.join import JoinNode
 
@@ -76,6 +76,23 @@ def _by_key(
     return order, starts, counts
 
 
+def _ascend(keys: Sequence[IntArray], *, strictly: bool = True) -> bool:
+    """Whether rows are in the order of their keys, the first of them first, and none has those of
+    the one before, or may."""
+    equal: NDArray[np.bool_] | None = None  # to the row before, by the keys so far
+    for key in keys:
+        less, same = key[1:] < key[:-1], key[1:] == key[:-1]
+        if equal is not None:
+            less &= equal
+            same &= equal
+        if less.any():
+            return False
+        equal = same
+        if not equal.any():
+            return True
+    return not strictly or equal is None
+
+
 def _repeated(places: IntArray, starts: IntArray) -> NDArray[np.bool_]:
     """Which rows, sorted by key and place, have the place of the one before."""
     same = np.zeros(places.size, np.bool_)
@@ -92,11 +109,12 @@ class Members:
         node: Says what columns mean, and refuses what is wrong.
     """
 
-    __slots__ = ("_columns", "_node", "_pool")
+    __slots__ = ("_as_came", "_columns", "_node", "_pool")
 
     def __init__(self, node: Group) -> None:
         self._node = node
         self._columns = 0
+        self._as_came = True
         self._pool: IntArray | None = None
 
     def complete(self, numbers: IntArray, state: IntArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -117,7 +135,8 @@ class Members:
         told = node.told(state)
         self._columns = state.shape[0]
         parts = [numbers[None], told.sizes[None], told.positions[None], told.state]
-        if not node.ordered and told.state is not state:
+        self._as_came = told.state is state
+        if not node.ordered and not self._as_came:
             parts.append(state)  # by which they are sorted: what it was before it moved
         pool = np.concatenate(parts)
         if self._pool is not None:
@@ -180,9 +199,14 @@ class Members:
 
     def _by_state(self, pool: IntArray, order: IntArray, sizes: IntArray) -> IntArray:
         """Members of each group by the columns that they came with."""
-        came = pool[-self._columns :].take(order, 1)
+        came = pool[-self._columns :]
+        # Those of a group are of one instance, and alike in its key where that is as it was.
+        alike = {INSTANCE, *(self._node.by if self._as_came else ())}
+        columns = [came[k] for k in range(self._columns) if k not in alike]
+        if _ascend(columns, strictly=False):  # so they are in each group
+            return order
         group = np.arange(sizes.size).repeat(sizes)
-        return order.take(_order([group, *came]))
+        return order.take(_order([group, *[column.take(order) for column in columns]]))
 
     def story(self) -> list[str]:
         """Who waits for whom, a line each."""
@@ -205,6 +229,13 @@ class Members:
 
 _PORT = 1
 _JOINED = 2
+Came: TypeAlias = tuple[IntArray, IntArray]
+"""Numbers of rows, and their columns."""
+
+
+def _pooled(port: int, numbers: IntArray, state: IntArray) -> IntArray:
+    """Rows of a port, as a pool has them."""
+    return np.concatenate([numbers[None], np.full((1, numbers.size), port), state])
 
 
 @final
@@ -216,10 +247,12 @@ class Sides:
         ports: How many.
     """
 
-    __slots__ = ("_direct", "_node", "_pool", "_ports")
+    __slots__ = ("_came", "_direct", "_node", "_pool", "_ports")
 
     def __init__(self, node: JoinNode, ports: int) -> None:
         self._node, self._ports = node, ports
+        self._came: list[Came | None] = [None] * ports
+        """By port what has come since the pool was empty, not looked at before all are there."""
         self._pool: IntArray | None = None
         self._direct = _DirectSides(node, ports) if len(node.on) == 1 else None
         # One key alone is an index of the arena: see ``key_columns``.
@@ -242,9 +275,56 @@ class Sides:
         """
         if self._direct is not None:
             return self._direct.complete(port, numbers, state)
-        pool = np.concatenate([numbers[None], np.full((1, numbers.size), port), state])
-        if self._pool is not None:
-            pool = np.concatenate([self._pool, pool], axis=1)
+        if self._pool is None and self._came[port] is None:
+            self._came[port] = numbers, state
+            came = [each for each in self._came if each is not None]
+            if len(came) < self._ports:
+                return [_NONE] * self._ports, state[:, :0]
+            if (alike := self._alike(came)) is not None:
+                self._came = [None] * self._ports
+                return [each[0] for each in alike], self._joined([each[1] for each in alike])
+            return self._matched(self._mixed())
+        return self._matched(self._mixed(_pooled(port, numbers, state)))
+
+    def _alike(self, came: Sequence[Came]) -> list[Came] | None:
+        """Rows of all ports in the order of their keys, if those are the same, and each once."""
+        if any(numbers.size != came[0][0].size for numbers, _ in came):
+            return None
+        on = self._node.on
+        found: list[Came] = []
+        for numbers, state in came:
+            keys = [state[k] for k in on[::-1]]
+            if not _ascend(keys):
+                order = _order(keys)
+                numbers, state = numbers.take(order), state.take(order, 1)
+                if not found and not _ascend([state[k] for k in on[::-1]]):
+                    return None
+            if found and any((state[k] != found[0][1][k]).any() for k in on):
+                return None
+            found.append((numbers, state))
+        return found
+
+    def _joined(self, states: Sequence[IntArray]) -> IntArray:
+        """The states of what rows become, of those of the ports."""
+        found = states[0]
+        if any(self._node.handles):
+            found = found.copy()
+            for state, columns in zip(states, self._node.handles, strict=True):
+                for column in columns:
+                    found[column] = state[column]
+        return found
+
+    def _mixed(self, more: IntArray | None = None) -> IntArray:
+        """All that waits, as one pool."""
+        parts = [] if self._pool is None else [self._pool]
+        parts += [_pooled(k, *each) for k, each in enumerate(self._came) if each is not None]
+        self._came = [None] * self._ports
+        if more is not None:
+            parts.append(more)
+        return np.concatenate(parts, axis=1)
+
+    def _matched(self, pool: IntArray) -> tuple[list[IntArray], IntArray]:
+        """The rows of a pool whose other ports are there too; the others wait on."""
         order, starts, counts = self._sorted(pool)
         (wrong,) = _repeated(pool[_PORT].take(order), starts).nonzero()
         if wrong.size:
@@ -261,7 +341,11 @@ class Sides:
 
     def story(self) -> list[str]:
         """Who waits for whom, a line each."""
-        pool = self._pool if self._direct is None else self._direct.waiting()
+        if self._direct is not None:
+            pool = self._direct.waiting()
+        else:
+            some = self._pool is not None or any(each is not None for each in self._came)
+            pool = self._pool = self._mixed() if some else None
         if pool is None:
             return []
         order, starts, counts = self._sorted(pool)

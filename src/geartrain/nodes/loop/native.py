@@ -35,7 +35,7 @@ from geartrain.nodes.loop.hoisting import Hoists, call_in_two, shared_rows
 from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.module import NativeKept, TurnModule
 from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, StoreStage, joined
-from geartrain.nodes.loop.reads import Read, ReadTensor
+from geartrain.nodes.loop.reads import Read, ReadTensor, Whence
 from geartrain.nodes.loop.returning import Returning
 from geartrain.nodes.loop.several import SeveralLayout, SeveralModule
 from geartrain.nodes.loop.several_returning import SeveralReturning
@@ -60,7 +60,7 @@ MANY: Final = 6
 """So many modules that may be taken together are called as one: tables of each would cost more."""
 
 _POOL: Final = 1 << 13
-_WORDS: Final = 512  # for what is written behind row numbers
+"""Words of row numbers, and of where they lie, that there is room for at first."""
 
 _MUCH: Final = 1 << 16
 """Bytes that calls want in between from which on they have them in common."""
@@ -370,39 +370,22 @@ class NativeCalls:
         return self._find(number, [called], called.rows)
 
     def _find(self, number: int, found: Sequence[Called], rows: RowNumbers) -> int:
-        modules: list[AnyModule] = []
-        tensors: list[ReadTensor] | None = None
-        for called in found:
-            k = self._number(called.stage)
-            module = self._modules.get(k)
-            if k not in self._modules or (module is not None and not module.layout.as_asked):
-                if tensors is None:
-                    tensors = self._made_of(called.stage, rows) if self._may(called) else None
-                module = None if tensors is None else self._fitting(called, k, tensors)
-            if module is None or k in self._given_up:
-                return 0
-            if not module.accepts(called.rows, called.lengths):
-                return 0
-            modules.append(module)
+        modules = self._modules_of(found, rows)
+        if not modules:
+            return 0
         end = number + len(found)
         if end > len(self._records):
             more = np.zeros((max(64, 2 * end), calls.CALL_WORDS), np.int64)
             more[: len(self._records)] = self._records
             self._records, self._at_records = more, pointer(more)
-        for module in modules:
+        for module, _ in modules:
             self._held.reserve_rows(module.layout.into)
-        at, offset, kept = self._pooled(rows.numbers), 0, self._turn.kept
-        for called, module in zip(found, modules, strict=True):
-            n = called.rows.numbers.size
-            if module.layout.as_asked:
-                self._pool[self._used : self._used + 2] = at + 8 * offset, 0
-                index = self._at_pool + 8 * self._used
-                self._used += 2
-            else:
-                assert tensors is not None
-                reads = module.layout.arranged(tensors)
-                index = int(self._indexed(reads, np.array([offset]))[0])
-            begin = module.size
+        at = self._pooled(rows.numbers) if any(some is None for _, some in modules) else 0
+        offset, kept = 0, self._turn.kept
+        for called, (module, some) in zip(found, modules, strict=True):
+            n, begin = called.rows.numbers.size, module.size
+            words = [at + 8 * offset, 0] if some is None else self._words_of(some, offset)
+            index = self._written(words)
             self._records[number] = module.number, n, begin, called.first, index
             self._add(module, called)
             kept.append(NativeKept(module, self._held, begin, called.first, n))
@@ -412,6 +395,68 @@ class NativeCalls:
         del kept[begin + made :]
         self.count += made
         return made
+
+    def _modules_of(
+        self, found: Sequence[Called], rows: RowNumbers
+    ) -> list[tuple[AnyModule, list[Whence] | None]]:
+        """The modules of calls that read these rows, one call after the other, and which stored
+        rows each reads; None: those that it is asked for. Nothing: C cannot make some of them."""
+        modules: list[tuple[AnyModule, list[Whence] | None]] = []
+        tensors: list[ReadTensor] | None = None
+        whence: list[list[Whence]] | None = None
+        for called in found:
+            k, some = self._number(called.stage), None
+            module = self._modules.get(k)
+            known = k in self._modules
+            if known and module is not None and not module.layout.as_asked:
+                whence = whence or self._whence(called.stage, rows)
+                some = None if whence is None else _picked(whence, module)
+            if not known or (module is not None and not module.layout.as_asked and some is None):
+                if tensors is None:
+                    tensors = self._made_of(called.stage, rows) if self._may(called) else None
+                module = None if tensors is None else self._fitting(called, k, tensors)
+                if module is not None and tensors is not None and not module.layout.as_asked:
+                    some = _told(module, tensors)
+            if module is None or k in self._given_up:
+                return []
+            if not module.accepts(called.rows, called.lengths):
+                return []
+            modules.append((module, some))
+        return modules
+
+    def _whence(self, stage: Stage, rows: RowNumbers) -> list[list[Whence]] | None:
+        """Which stored rows the arguments are made of that rows bring to a module."""
+        payload = stage.source.whence(self._held, rows.numbers)
+        if payload is None or not isinstance(stage, CallStage):
+            return payload
+        return [payload[j] for j in self._inner[stage.number].call.taken(len(payload))]
+
+    def _words_of(self, some: Sequence[Whence], row: int) -> list[int]:
+        """Where the rows lie that some reads read from this row on, as C reads it.
+
+        Raises:
+            ProtocolError: Members begin behind their end.
+        """
+        self._alive.append(some)
+        risen: set[int] = set()
+        words: list[int] = []
+        for one in some:
+            if one.starts is not None and id(one.starts) not in risen:
+                if not _rise(one.starts, one.rows.size):
+                    raise _WHY[3]
+                risen.add(id(one.starts))
+            words += one.from_(row)
+        return words
+
+    def _written(self, words: Sequence[int]) -> int:
+        """Write some words to where they stay; their address."""
+        begin, end = self._used, self._used + len(words)
+        if end > self._pool.size:
+            self._renew(len(words))
+            begin, end = 0, len(words)
+        self._pool[begin:end] = words
+        self._used = end
+        return self._at_pool + 8 * begin
 
     def _fitting(self, called: Called, k: int, tensors: Sequence[ReadTensor]) -> AnyModule | None:
         """The module of a call whose arguments are made of such; None: C cannot make it."""
@@ -427,16 +472,20 @@ class NativeCalls:
         return module if mine == kinds[: len(mine)] else None
 
     def _pooled(self, rows: IntArray) -> int:
-        """Copy row numbers to where they stay; their address. There is room for some more words."""
+        """Copy row numbers to where they stay; their address."""
         n = rows.size
-        if self._used + n + _WORDS > self._pool.size:
-            self._alive.append(self._pool)
-            self._pool = np.empty(max(_POOL, 2 * (n + _WORDS)), np.int64)
-            self._at_pool, self._used = pointer(self._pool), 0
+        if self._used + n > self._pool.size:
+            self._renew(n)
         begin = self._used
         self._used = begin + n
         self._pool[begin : begin + n] = rows
         return self._at_pool + 8 * begin
+
+    def _renew(self, least: int) -> None:
+        """A pool with room for so many words at least; the one before stays where it is."""
+        self._alive.append(self._pool)
+        self._pool = np.empty(max(_POOL, 2 * least), np.int64)
+        self._at_pool, self._used = pointer(self._pool), 0
 
     def _add(self, module: AnyModule, called: Called) -> None:
         """Rows more of a module, and its addresses as they are then."""
@@ -599,6 +648,19 @@ class NativeCalls:
         call.run()
         for one, outputs in zip(returning, came, strict=True):
             one.learn(outputs, got)
+
+
+def _picked(whence: Sequence[Sequence[Whence]], module: AnyModule) -> list[Whence] | None:
+    """Those of all reads of a module, in order; None: other rows lie side by side than before."""
+    layout = module.layout
+    found = [whence[i][j] for i, j in layout.told]
+    return found if [one.many for one in found] == layout.many else None
+
+
+def _told(module: AnyModule, tensors: Sequence[ReadTensor]) -> list[Whence]:
+    """The rows of all reads of a module, in order."""
+    reads = [read for read, _ in module.layout.arranged(tensors)]
+    return [Whence.of(read.rows, read.many, read.starts) for read in reads]
 
 
 def _rise(starts: IntArray, rows: int) -> bool:

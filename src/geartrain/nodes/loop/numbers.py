@@ -160,7 +160,9 @@ class Numbers:
 
     def sides(self, number: int, rows: IntArray) -> list[IntArray]:
         """Of joined rows: the row of each value beneath."""
-        return [side.values[rows] for side in self._joined[number]]
+        first = consecutive(rows) if rows.size else 0
+        which = rows if first < 0 else slice(first, first + rows.size)
+        return [side.values[which] for side in self._joined[number]]
 
 
 class _Counted:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal, TypeAlias, final
+from typing import Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
 import torch
 
 from geartrain.frames.message import IntArray
+from geartrain.native.rows import pointer
 
 ReadHow: TypeAlias = Literal["row", "sum", "mean", "member"]
 
@@ -85,6 +86,39 @@ class ReadTensor:
         return one if whole and one.width == self.width else None
 
 
+class Whence(NamedTuple):
+    """The stored rows of a read alone: what is told anew where all else is known.
+
+    Args:
+        rows, many, starts: As of a ``Read``.
+        at, at_starts: Where the first of either lies.
+    """
+
+    rows: IntArray
+    many: int
+    starts: IntArray | None
+    at: int
+    at_starts: int
+
+    @classmethod
+    def of(cls, rows: IntArray, many: int = 1, starts: IntArray | None = None) -> Whence:
+        """These rows, contiguous."""
+        return cls(rows, many, starts, pointer(rows), 0 if starts is None else pointer(starts))
+
+    def from_(self, row: int) -> tuple[int, int]:
+        """Where the rows of this row and of those behind it lie, as C reads it."""
+        if self.starts is None:
+            return self.at + 8 * self.many * row, 0
+        return self.at + 8 * int(self.starts[row]), self.at_starts + 8 * row
+
+
+def begins_of(sizes: IntArray) -> IntArray:
+    """Where the members of each row begin, and the last ones end."""
+    starts = np.zeros(sizes.size + 1, np.int64)
+    np.cumsum(sizes, out=starts[1:])
+    return starts
+
+
 def stacked(tensor: ReadTensor, k: int) -> ReadTensor | None:
     """k rows side by side, each a row; None: it is not stored rows."""
     one = tensor.plain
@@ -99,9 +133,8 @@ def added_up(tensor: ReadTensor, sizes: IntArray, how: ReadHow) -> ReadTensor | 
     one = tensor.plain
     if one is None or not (tensor.dtype.is_floating_point or how == "member"):
         return None
-    starts = np.zeros(sizes.size + 1, np.int64)
-    np.cumsum(sizes, out=starts[1:])
-    return ReadTensor(tensor.dtype, tensor.tail, [replace(one, how=how, starts=starts)])
+    with_starts = replace(one, how=how, starts=begins_of(sizes))
+    return ReadTensor(tensor.dtype, tensor.tail, [with_starts])
 
 
 def side_by_side(tensors: Sequence[ReadTensor]) -> ReadTensor | None:

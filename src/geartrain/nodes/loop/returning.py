@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from typing import final
 
@@ -43,10 +43,10 @@ class Returning:
         "_held",
         "_known",
         "_local",
-        "_more",
         "_multiplied",
         "_n",
         "_records",
+        "_rest",
         "_sums",
         "_updates",
         "_wanted",
@@ -83,7 +83,9 @@ class Returning:
         layout.place_back(module.arena, self._arena, first, self._sums, held, gradients)
         self._wanted = np.zeros(n, np.uint8)
         self._known: list[tuple[int, int, int]] | None = None
-        self._multiplied, self._more = False, True
+        self._multiplied = False
+        self._rest: Collection[int] = ()
+        """Results of the backward that have not been multiplied, if the others have."""
         # Where both would lie if they began with the first row of the module.
         self.words = pointer(self._wanted) - first, 0, at_updates
         """As the table of modules ends."""
@@ -102,7 +104,7 @@ class Returning:
         if (n < ALONE and n < self.module.size) or np.count_nonzero(self._wanted) < n:
             return
         layout = self.module.layout
-        learnt, more = layout.form.rows_learnt(came, weights.gradient)
+        learnt, rest = layout.form.rows_learnt(came, weights.gradient)
         pieces = []
         for one in learnt:
             pair = layout.pair(one)
@@ -112,7 +114,7 @@ class Returning:
             pieces.append(self._pieces(pair))
         for one, some in zip(learnt, pieces, strict=True):
             one.into.add_in(call, one.parameter, some, columns=one.columns)
-        self._multiplied, self._more = bool(learnt), more
+        self._multiplied, self._rest = bool(learnt), rest
 
     def _pieces(self, pair: LyingPair) -> list[tuple[int, int, int]]:
         """Where the rows of all calls lie, and how many; a piece for those that follow upon one
@@ -171,10 +173,12 @@ class Returning:
             local, each = local[some], None if each is None else each[some]
         if module.counts:
             got[weights.name].append(local)
-        if less and not self._more:
+        if less and not self._rest:
             return
         found: list[Tensor | None] = [None] * len(form.gradients)
-        found += [self._result(k) for k in form.backward.results[len(form.gradients) :]]
+        for k in form.backward.results[len(form.gradients) :]:
+            asked = not less or len(found) in self._rest
+            found.append(self._result(k) if asked else None)
         if apart:
             found = self._some(found, some)
         into: GradientSum = weights.gradient

@@ -157,6 +157,10 @@ class SeveralLayout:
     def _lay_out_reads(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> None:
         form = self.form
         self._pairs = self.arranged(tensors)
+        self.told = [(i, j) for i, t in enumerate(tensors) for j in range(len(t.reads))]
+        """By read, the tensor that it is for, and which of that."""
+        self.many = [read.many for read, _ in self._pairs]
+        """By read, the rows that lie side by side in a row."""
         self.reads = np.zeros((len(self._pairs), calls.READ_WORDS), np.int64)
         for words, (read, (_, i)) in zip(self.reads, self._pairs, strict=True):
             row = self.blocks[self.own_kind][self.block["input", i][1]].row

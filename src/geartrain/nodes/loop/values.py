@@ -33,7 +33,9 @@ from geartrain.nodes.loop.reads import (
     Read,
     ReadHow,
     ReadTensor,
+    Whence,
     added_up,
+    begins_of,
     narrowed,
     side_by_side,
     stacked,
@@ -126,6 +128,15 @@ class AbstractValue(ABC):
         """
         return None
 
+    def whence(self, held: AbstractTensors, rows: IntArray) -> list[list[Whence]] | None:
+        """The stored rows that ``reads`` tells of, by tensor and by read, for who knows all else of
+        rows like these; None: ``reads`` is to be asked.
+
+        Args:
+            held, rows: As for ``reads``.
+        """
+        return None
+
     def as_asked(self, numbers: Numbers) -> bool:
         """Whether its rows are rows of a stored value, of the same numbers."""
         return False
@@ -180,6 +191,12 @@ class Stored(AbstractValue):
             for j, x in enumerate(likes)
             for tail in (x.shape[1:],)
         ]
+
+    def whence(self, held: AbstractTensors, rows: IntArray) -> list[list[Whence]] | None:
+        likes = held.likes(self.number)
+        if likes is None or self.number in held.numbers.places:
+            return None
+        return [[Whence.of(np.ascontiguousarray(rows))]] * len(likes)
 
 
 @final
@@ -257,6 +274,23 @@ class Grouped(AbstractValue):
                 return None
             found.append(one)
         return found or None
+
+    def whence(self, held: AbstractTensors, rows: IntArray) -> list[list[Whence]] | None:
+        how = _READ_AS.get(self.how)
+        if how is None or not rows.size:
+            return None
+        members, sizes = self._members(held, rows)
+        below = self.source.whence(held, members)
+        if below is None:
+            return None
+        starts = None if how == "row" else begins_of(sizes)
+        many = int(sizes[0]) if how == "row" else 1
+        made: dict[int, list[Whence]] = {}  # tensors that lie together have their rows in common
+        for some in below:
+            if len(some) > 1 or some[0].many > 1 or some[0].starts is not None:
+                return None
+            made.setdefault(id(some), [Whence.of(some[0].rows, many, starts)])
+        return [made[id(some)] for some in below]
 
     def _members(self, held: AbstractTensors, rows: IntArray) -> tuple[IntArray, IntArray]:
         return held.numbers.members(self.number, rows)
@@ -415,6 +449,16 @@ class SideBySide(AbstractValue):
         one = side_by_side([each[0] for each in some])
         return None if one is None else [one]
 
+    def whence(self, held: AbstractTensors, rows: IntArray) -> list[list[Whence]] | None:
+        sides = held.numbers.sides(self.number, rows)
+        found: list[list[Whence]] = []
+        for source, side in zip(self.sources, sides, strict=True):
+            some = source.whence(held, side)
+            if some is None:
+                return None
+            found += some if self.how == "tuple" else some[:1]
+        return found if self.how == "tuple" else [[one for some in found for one in some]]
+
 
 @final
 class SomeColumns(AbstractValue):
@@ -451,6 +495,10 @@ class SomeColumns(AbstractValue):
         found = self.source.reads(held, rows)
         one = None if found is None else narrowed(found[0], self._first, self._size)
         return None if one is None else [one]
+
+    def whence(self, held: AbstractTensors, rows: IntArray) -> list[list[Whence]] | None:
+        found = self.source.whence(held, rows)
+        return None if found is None else found[:1]
 
 
 @final
@@ -495,6 +543,9 @@ class Detached(AbstractValue):
     def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
         found = self.source.reads(held, rows)
         return None if found is None else [each.detached() for each in found]
+
+    def whence(self, held: AbstractTensors, rows: IntArray) -> list[list[Whence]] | None:
+        return self.source.whence(held, rows)
 
 
 @final
@@ -555,4 +606,8 @@ class Picked(AbstractValue):
 
     def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
         found = self.source.reads(held, rows)
+        return None if found is None else [found[j] for j in self._which]
+
+    def whence(self, held: AbstractTensors, rows: IntArray) -> list[list[Whence]] | None:
+        found = self.source.whence(held, rows)
         return None if found is None else [found[j] for j in self._which]
