@@ -220,7 +220,7 @@ class LoopNode(AbstractNode):
                 plan.run = run if turn.native is None else partial(self._found, turn, run)
                 self.planner.finish(plan)
                 plan.look = plan.run = None
-                self.listing.end(turn)
+            self.listing.end(turn)
             await_rows(turn)
             if train:
                 self._note(turn)
