@@ -20,7 +20,6 @@ from geartrain.nn.ragged import choice
 from geartrain.nodes.loop import listing, native, several
 from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.module import NativeKept
-from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loop.several import SeveralModule
 from geartrain.nodes.remembering import RememberingRead
 from tests.rigs.passes import Order, accumulate, assert_same_gradients
@@ -299,8 +298,7 @@ def test_rows_stay_where_they_are_made_where_c_makes_no_call(
 
     monkeypatch.setattr(Listing, "begin", begin)
     monkeypatch.setattr(listing, "AGAIN", 4)
-    outcome = accumulate(graph, sets(80), FEW)
-    (node,) = (n for n in outcome.engine.wiring.nodes.values() if isinstance(n, LoopNode))
+    accumulate(graph, sets(80), FEW)
     assert 2 <= len(begun) <= 1 + 80 // 3 // 4
 
 

@@ -73,7 +73,7 @@ from geartrain.nodes.loop.updates import (
     of_one_update,
     updates_of,
 )
-from geartrain.nodes.loop.values import AbstractValue
+from geartrain.nodes.loop.values import AbstractValue, Parted
 from geartrain.nodes.loss import Objective
 from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
@@ -95,6 +95,7 @@ class LoopNode(AbstractNode):
             best in one buffer.
         tapes: Whether autograd can follow all that is between its modules.
         losses: Those in it.
+        parted: Values in it whose rows are parts of others; of rows that enter, if all is planned.
     """
 
     def __init__(
@@ -110,8 +111,10 @@ class LoopNode(AbstractNode):
         gathers: bool = True,
         tapes: bool = False,
         losses: Sequence[Judged] = (),
+        parted: Sequence[Parted] = (),
     ) -> None:
         super().__init__(place)
+        self._parted = parted if ahead else ()
         self._losses = losses
         if losses:
             self.loss_name = "', '".join(each.objective.name for each in losses)
@@ -206,6 +209,7 @@ class LoopNode(AbstractNode):
         emission = Emission()
         with torch.no_grad(), steady():
             if self._ahead:
+                self._count_parts(came)
                 self.planner.finish(plan)
                 if turn.tape is not None:
                     ends = [each.source for each in self._losses]
@@ -234,6 +238,13 @@ class LoopNode(AbstractNode):
         if not train:
             turn.kept.clear()
         return emission
+
+    def _count_parts(self, came: Sequence[Came]) -> None:
+        """How many parts rows have that enter, before they do."""
+        for parted in self._parted:
+            for value, each in zip(self._entries, came, strict=True):
+                if value is parted.source and each.rows.size:
+                    parted.parts = each.columns[0].shape[1]
 
     def _run_planned(self, turn: Turn, run: Callable[[int, Called], None]) -> None:
         """Run all calls."""
