@@ -66,6 +66,7 @@ class Listing:
     def take_over(self, before: Listing) -> None:
         """What the same loop of an engine knew that is no more; it says nothing of the sums."""
         self._places, self._rows, self._tables = before._places, before._rows, before._tables
+        self._kernels.take_over(before._kernels)
 
     def _has_program(self, inner: Inner) -> bool:
         """Whether a module has been found to be faster by a program."""

@@ -49,7 +49,6 @@ from geartrain.nodes.loop.judging import Judged, judge
 from geartrain.nodes.loop.kernels import LoopKernels
 from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.order import longest_first
-from geartrain.nodes.loop.picking import picked
 from geartrain.nodes.loop.pieces import TapeTensors
 from geartrain.nodes.loop.plan import Called, CallStage, JointCall, LoopPlan, joined
 from geartrain.nodes.loop.planner import Planner
@@ -391,13 +390,11 @@ class LoopNode(AbstractNode):
     ) -> tuple[Payload, KeptCall]:
         """Run a module."""
         inner, tape = self._inner[number], turn.tape
-        if self._kernels.may_pick[number]:
-            pick = picked(inner.call.function, inputs)
-            self._kernels.may_pick[number] = pick is not None
-            if pick is not None:
-                if tape is not None:
-                    tape.note(inputs, inner)
-                return pick[0], KeptCall(pick[1], ())
+        pick = self._kernels.pick(number, inputs)
+        if pick is not None:
+            if tape is not None:
+                tape.note(inputs, inner)
+            return pick[0], KeptCall(pick[1], ())
         kernel = self._kernels.now(turn, number, inputs, train=train)
         inside = self._inside(turn, inner, called) if inner.call.inside else None
         if tape is not None:
