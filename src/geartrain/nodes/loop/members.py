@@ -214,11 +214,12 @@ class Sides:
         ports: How many.
     """
 
-    __slots__ = ("_node", "_pool", "_ports")
+    __slots__ = ("_came", "_node", "_ports", "_waiting")
 
     def __init__(self, node: JoinNode, ports: int) -> None:
         self._node, self._ports = node, ports
-        self._pool: IntArray | None = None
+        self._waiting: list[IntArray] = []
+        self._came = np.zeros(ports, np.bool_)  # of which ports some wait
 
     def complete(
         self, port: int, numbers: IntArray, state: IntArray
@@ -236,17 +237,18 @@ class Sides:
         Raises:
             GraphError: Two rows of a port have one key.
         """
-        pool = np.concatenate([numbers[None], np.full((1, numbers.size), port), state])
-        if self._pool is not None:
-            pool = np.concatenate([self._pool, pool], axis=1)
-        order, starts, counts = self._sorted(pool)
-        (wrong,) = _repeated(pool[_PORT].take(order), starts).nonzero()
-        if wrong.size:
-            i = order[wrong[0]]
-            raise self._node.twice(int(pool[_PORT, i]), pool[_JOINED:, i])
+        came = np.concatenate([numbers[None], np.full((1, numbers.size), port), state])
+        self._waiting.append(came)
+        self._came[port] = True
+        if not self._came.all():  # nothing is complete: they are sorted when all have come
+            return [_NONE] * self._ports, state[:, :0]
+        pool = self._pool()
+        order, _, counts = self._sorted(pool)
         complete = counts == self._ports
         whole = complete.repeat(counts)
-        self._pool = None if complete.all() else pool.take(order[~whole], 1)
+        left = pool.take(order[~whole], 1)
+        self._waiting = [left] if left.size else []
+        self._came = np.bincount(left[_PORT], minlength=self._ports) > 0
         members = order[whole].reshape(-1, self._ports)
         states = pool[_JOINED:].take(members[:, 0], 1)
         for k, columns in enumerate(self._node.handles):
@@ -254,14 +256,30 @@ class Sides:
                 states[column] = pool[_JOINED + column].take(members[:, k])
         return [pool[_NUMBER].take(members[:, k]) for k in range(self._ports)], states
 
+    def _pool(self) -> IntArray:
+        """All that waits."""
+        waiting = self._waiting
+        return waiting[0] if len(waiting) == 1 else np.concatenate(waiting, axis=1)
+
     def _sorted(self, pool: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        return _by_key([pool[_JOINED + column] for column in self._node.on], pool[_PORT])
+        """As ``_by_key``; there are no two rows of a port with one key."""
+        keys = [pool[_JOINED + column] for column in self._node.on]
+        order, starts, counts = _by_key(keys, pool[_PORT])
+        (wrong,) = _repeated(pool[_PORT].take(order), starts).nonzero()
+        if wrong.size:
+            i = order[wrong[0]]
+            raise self._node.twice(int(pool[_PORT, i]), pool[_JOINED:, i])
+        return order, starts, counts
 
     def story(self) -> list[str]:
-        """Who waits for whom, a line each."""
-        pool = self._pool
-        if pool is None:
+        """Who waits for whom, a line each.
+
+        Raises:
+            GraphError: As ``complete``.
+        """
+        if not self._waiting:
             return []
+        pool = self._pool()
         order, starts, counts = self._sorted(pool)
         told = []
         for start, count in zip(starts[:_SHOWN].tolist(), counts[:_SHOWN].tolist(), strict=True):
