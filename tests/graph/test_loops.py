@@ -233,6 +233,39 @@ def test_a_row_that_becomes_several_goes_round_a_loop_that_runs_whole(apart):
     assert whole.sums["loss"] == pytest.approx(steps.sums["loss"])
 
 
+@pytest.mark.parametrize("made", [False, True])
+def test_a_loop_is_planned_where_just_rows_that_enter_become_several(made):
+    """How many parts a row has is known of rows that enter, and not of those that modules make."""
+
+    def build(run: str) -> Graph:
+        torch.manual_seed(5)
+        graph = Graph(value=("turns",))
+        state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+        state.join(graph.input("x", turn=0, part=0).ungroup(index="part", name="parts"))
+        step = state.through(nn.Linear(2, 2).double(), name="cell").move(turn=lambda m: m.turn + 1)
+        more, done = step.where(lambda m: m.turn < m.turns)
+        state.join(more.through(Pair(), name="pair").ungroup(name="again") if made else more)
+        both = done.group(
+            by=("vertex", "turn"), size=lambda m: 2**m.turn if made else 2 + 0 * m.turn, how="sum"
+        )
+        both.through(nn.Linear(2, 2).double(), name="last").loss(squared)
+        return graph
+
+    rng = np.random.default_rng(0)
+    data = [
+        Instance(
+            {"x": torch.from_numpy(rng.standard_normal((k, 2, 2)))},
+            value={"turns": 1 + k},
+        )
+        for k in (1, 3, 2, 1)
+    ]
+    told = str(build("auto"))
+    assert "payload decides (again)" in told if made else "payload decides" not in told
+    steps, whole = (accumulate(build(run), data, Order(max_rows=2)) for run in ("steps", "whole"))
+    assert len(loops_of(whole)) == 1
+    assert_same_gradients(whole.gradients, steps.gradients)
+
+
 def test_rows_that_become_several_before_a_loop_that_groups_them_run_with_it():
     def build(run: str) -> Graph:
         torch.manual_seed(5)

@@ -31,12 +31,14 @@ from tests.rigs.called import (
     Gated,
     Rooted,
     Start,
+    bags,
     cell,
     linear,
     sets,
     squared,
     turning,
     unsure,
+    widest,
 )
 from tests.rigs.passes import Order, accumulate, assert_same_gradients, one_pass
 
@@ -148,6 +150,15 @@ def test_a_weight_of_two_modules_gets_what_both_of_them_learn(
         found.append(accumulate(turning(twice, run), sets(), FEW).gradients)
     assert_same_gradients(*found)
     assert pieces
+
+
+def test_maxima_of_more_numbers_than_c_looks_at_at_once(made: dict[str, int]) -> None:
+    found = []
+    for run in ("whole", "steps"):
+        torch.manual_seed(1)
+        found.append(accumulate(widest(run), bags(), FEW).gradients)
+    assert_same_gradients(*found)
+    assert 0 < made["backward"] == made["forward"]
 
 
 def test_buffers_grow_where_more_rows_come_than_were_expected() -> None:

@@ -17,7 +17,8 @@ from geartrain.errors import WorkerError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph, Stream
 from geartrain.nn.ragged import choice
-from geartrain.nodes.loop import native, several
+from geartrain.nodes.loop import listing, native, several
+from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.module import NativeKept
 from geartrain.nodes.loop.several import SeveralModule
 from geartrain.nodes.remembering import RememberingRead
@@ -277,6 +278,44 @@ def test_a_row_that_is_not_there_brings_the_module_back(
         accumulate(pointing(), data, Order(max_active=2))
     assert given_up
     assert made["forward"] > 0
+
+
+class Mixes(nn.Module):
+    """Each member, and the mean of its bundle: bundles are answered with bundles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(2, 2)
+
+    def forward(self, h: Tensor, inside: gt.Inside) -> Tensor:
+        n, to = len(inside.lengths), inside.segment
+        total = h.new_zeros(n, 2).index_add(0, to, h)
+        return torch.tanh(self.map(h + (total / inside.lengths[:, None])[to]))
+
+
+def test_rows_stay_where_they_are_made_where_c_makes_no_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = Graph(vertex=("right",))
+    steps = graph.loop(name="steps", run="whole")
+    steps.join(graph.input("x", bundle=True, turn=0))
+    new = steps.through(Mixes(), name="mixes", inside=True).move(turn=lambda m: m.turn + 1)
+    more, done = new.where(lambda m: m.turn < 3)
+    steps.join(more)
+    done.loss(squared)
+    choice.RAGGED_REGISTRY.forget()
+    monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5)
+    begun: list[int] = []
+    before = Listing.begin
+
+    def begin(self: Listing, turn: Any, held: Any) -> Any:
+        begun.append(turn.slots.size)
+        return before(self, turn, held)
+
+    monkeypatch.setattr(Listing, "begin", begin)
+    monkeypatch.setattr(listing, "AGAIN", 4)
+    accumulate(graph, sets(80), FEW)
+    assert 2 <= len(begun) <= 1 + 80 // 3 // 4
 
 
 def test_tables_of_such_modules_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

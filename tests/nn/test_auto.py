@@ -335,6 +335,24 @@ def test_modules_of_a_class_that_differ_in_a_number_are_traced_each_and_measured
     assert len(measured) == 2  # of other weights
 
 
+def test_functions_of_one_code_count_their_work_together() -> None:
+    graph = Graph()
+    x = graph.input("x")
+
+    def times(x: Tensor, by: float = 1.0) -> Tensor:
+        return x * by
+
+    for k in range(2):
+        x = x.through(lambda x, k=k: times(x) + k, name=f"more {k}")
+    x = x.through(times, name="times").through(partial(times, by=2.0), name="twice")
+    x.through(torch.tanh, name="tanh").through(torch.tanh, name="again").loss(lambda x: x.sum(1))
+    done = {each.name: each.experience.done for each in graph.throughs()}
+    assert done["more 0"] is done["more 1"]
+    assert done["times"] is done["twice"]
+    assert done["tanh"] is done["again"]
+    assert len({id(each) for each in done.values()}) == 3
+
+
 @pytest.mark.parametrize(("taken", "turns"), [(0.1, 3), (0.9, 6), (5.0, 3)])
 def test_what_is_clear_after_a_few_turns_is_measured_no_longer(
     monkeypatch: pytest.MonkeyPatch, taken: float, turns: int

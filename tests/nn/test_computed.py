@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from geartrain.native.steady import steady
 from geartrain.nn.derivation import derive
 from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
-from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.gradient import IDLE, GradientSum
 
 WIDTH, N = 4, 7
 
@@ -185,6 +186,35 @@ def test_what_is_forgotten_does_not_come_back() -> None:
     program.backward((torch.ones_like(module(x)),), program.forward((x,))[1], None, into)
     into.forget()
     assert not any(d is not None for d in taken(into, module))
+
+
+def test_a_program_that_learns_no_more_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each fit makes one; what it learnt is kept, and the sum of one that goes on is the same."""
+    module, old = made(LowRank)
+    _, new = made(LowRank)
+    new = Program(new.cut, old.own)
+    into, x = GradientSum(list(module.parameters())), rows()
+    d = torch.ones_like(module(x))
+    wanted = expected(module, x, d)
+    old.backward((d,), old.forward((x,))[1], None, into)
+    asked: list[int] = []
+    before = GradientSum._settle_computed
+
+    def settle(self: GradientSum, computed: Any, inner: GradientSum) -> bool:
+        asked.append(id(inner))
+        return before(self, computed, inner)
+
+    monkeypatch.setattr(GradientSum, "_settle_computed", settle)
+    for step in range(2 * IDLE):
+        new.backward((d,), new.forward((x,))[1], None, into)
+        into.settle()
+        times = 2 if step == 0 else 1
+        same(taken(into, module), [None if g is None else times * g for g in wanted])
+    ours = max(asked, key=asked.count)
+    assert len(set(asked)) == 2
+    assert len(asked) - asked.count(ours) == 1 + IDLE
+    old.backward((d,), old.forward((x,))[1], None, into)
+    same(taken(into, module), wanted)
 
 
 def test_one_sum_takes_what_another_has() -> None:

@@ -155,6 +155,25 @@ def test_a_second_row_of_a_port_is_refused_and_who_is_absent_is_told(key, monkey
     assert sides.story() == ["'meeting' waits for port [0, 2] of somebody"]
     with pytest.raises(GraphError, match="two rows of port 1 have the key somebody"):
         sides.complete(1, np.array([5]), state)
+        sides.story()  # where several columns are the key, and the others never come
+
+
+def test_sides_are_sorted_when_all_ports_have_come(monkeypatch):
+    seen, before = [], members._by_key
+    monkeypatch.setattr(
+        members, "_by_key", lambda keys, places: seen.append(places.size) or before(keys, places)
+    )
+    sides, state = Sides(JoinNode(place(), 3, [KEY], "tuple"), 3), np.zeros((5, 4), np.int64)
+    state[KEY] = np.arange(4)
+    for port in range(3):
+        found, _ = sides.complete(port, np.arange(4 - port), state[:, : 4 - port])
+        assert found[0].tolist() == ([0, 1] if port == 2 else [])
+    assert seen == [9]
+    found, _ = sides.complete(2, np.array([9]), state[:, 2:3])  # one more waits for this one
+    assert [side.tolist() for side in found] == [[2], [2], [9]]
+    assert seen == [9, 4]
+    sides.complete(1, np.array([3]), state[:, 3:])
+    assert seen == [9, 4]
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from types import SimpleNamespace
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from geartrain.nodes.call import Call
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.loop.kernels import LoopKernels
 from geartrain.nodes.loop.picking import known_picks, may_pick, picked
 
 
@@ -81,3 +86,42 @@ def test_what_may_do_more_is_not_called_to_find_out():
     ):
         assert known_picks(function) is None, function
     assert not called
+
+
+def test_what_does_more_than_to_pick_is_found_out_once_and_draws_nothing_for_it() -> None:
+    called: list[int] = []
+
+    def noisy(x: Tensor) -> Tensor:
+        called.append(0)
+        return x + torch.rand_like(x)
+
+    def swapped(x: Tensor) -> Tensor:
+        called.append(1)
+        return x
+
+    class Alone(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    inner: Any = [
+        SimpleNamespace(
+            name="each",
+            call=Call(f),
+            kernel=None,
+            choice=None,
+            reads=None,
+            weights=None,
+        )
+        for f in (noisy, swapped, Alone())
+    ]
+    first, x = LoopKernels(inner), torch.zeros(3)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    found = [first.pick(k, (x,)) for k in range(3)]
+    assert torch.equal(before, torch.get_rng_state())
+    assert [each is None for each in found] == [True, False, True]
+    assert called == [0, 1]
+    later = LoopKernels(inner)
+    later.take_over(first)
+    assert later.pick(0, (x,)) is None and later.pick(1, (x,)) is not None
+    assert called == [0, 1, 1]

@@ -83,6 +83,18 @@ class Start(nn.Module):
         return torch.tanh(self.map(x)), x
 
 
+class Alike(Start):
+    """What it makes is one of two numbers, so that rows are equal in some of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h, c = super().forward(x)
+        return (1 + (h > 0).to(h.dtype)) * self.scale, c
+
+
 class Rooted(Start):
     """Of what is negative it makes what is no number."""
 
@@ -197,7 +209,7 @@ def random_trees(arity: int | None) -> list[Instance]:
 
 
 def tree(how: str, run: str, *, looks: bool = False) -> Graph:
-    """Children meet in a parent, as a sum, a mean or a stack.
+    """Children meet in a parent, as a sum, a mean, the most or a stack.
 
     Args:
         looks: Whether the payload is looked at, though it decides nothing.
@@ -205,7 +217,8 @@ def tree(how: str, run: str, *, looks: bool = False) -> Graph:
     graph = Graph(vertex=("parent", "siblings", "slot", "token"))
     nodes = graph.loop(name="nodes", run=run)  # type: ignore[arg-type]
     own = {"keep": "activations"}
-    nodes.join(graph.input("x").through(Start().double(), name="leaf", **own))
+    leaf = Alike() if how == "max" else Start()
+    nodes.join(graph.input("x").through(leaf.double(), name="leaf", **own))
     inner, root = nodes.where(
         (lambda m: (m.parent >= 0) & m.payload[0].isfinite().all(1).numpy())
         if looks
@@ -335,6 +348,28 @@ def _with_words(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return h.tanh(), torch.full((len(h),), 4), h[:, 0] > 0
 
 
+def widest(run: str) -> Graph:
+    """The most of rows of more numbers than C looks at at once."""
+    graph = Graph(value=("n",), run="auto" if run == "whole" else "steps")
+    wide, narrow = (
+        nn.Sequential(linear(*sizes), nn.Tanh()) for sizes in ((WIDTH, 70), (70, WIDTH))
+    )
+    rows = graph.input("x").through(wide, name="wide", keep="activations")
+    met = rows.group(by="instance", size=lambda m: m.n, how="max", name="most")
+    met.through(narrow, name="narrow", keep="activations").through(linear(), name="last").loss(
+        squared
+    )
+    return graph
+
+
+def bags() -> list[Instance]:
+    rng = np.random.default_rng(3)
+    return [
+        Instance({"x": torch.from_numpy(rng.standard_normal((n, WIDTH)))}, value={"n": n})
+        for n in (3, 1, 4, 1, 5, 2)
+    ]
+
+
 def unsure(m: Any) -> Any:
     """Goes on as long as the payload says so, at most nine times."""
     more = (m.payload[0][:, 0].abs() > 0.05).numpy()
@@ -362,6 +397,7 @@ def few_and_many() -> list[Instance]:
 CASES: dict[str, tuple[Callable[[str], Graph], Callable[[], list[Instance]]]] = {
     "sums of children": (lambda run: tree("sum", run), lambda: random_trees(None)),
     "means of children": (lambda run: tree("mean", run), lambda: random_trees(None)),
+    "maxima of children": (lambda run: tree("max", run), lambda: random_trees(None)),
     "children side by side": (lambda run: tree("stack", run), lambda: random_trees(2)),
     "a cell that reads words": (lambda run: turning(cell, run), sets),
     "words that meet a weight": (lambda run: turning(tagged, run), few_and_many),

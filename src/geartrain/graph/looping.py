@@ -222,6 +222,9 @@ class _Builder:
             gathers=any(isinstance(o, Grouping | Joining) for o in self._members.values()),
             tapes=not any(isinstance(o, Grouping | Ungrouping) for o in self._members.values()),
             losses=self._judged,
+            parted=[
+                v for v in {*self._made.values(), *self._own.values()} if isinstance(v, Parted)
+            ],
         )
         door.beside = node.id
         return door, node
@@ -301,7 +304,7 @@ class _Builder:
             found = SideBySide(number, sources, operator.how)
         elif isinstance(operator, Splitting):
             found = SomeColumns(number, sources[0], operator.sizes, port)
-        elif isinstance(operator, Ungrouping) and operator.id in self._region.deciding:
+        elif isinstance(operator, Ungrouping) and operator.id in self._region.deciders.parting:
             found = Parted(number, sources[0])  # how many parts, the rows alone say
         elif isinstance(operator, Ungrouping):
             found = Unbundled(number, sources[0])

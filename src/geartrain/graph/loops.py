@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias, final
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, final
 
 from geartrain.graph.cycles import reached
 from geartrain.graph.deciding import functions_of, reads_payload
@@ -48,6 +48,18 @@ _STRONGEST: Final[tuple[Run, ...]] = ("steps", "whole", "auto")
 
 _Count: TypeAlias = dict[tuple[str, Any], int]
 """Rows as a sum: of inputs, and their bundles, by name; of routes' ports and others by number."""
+
+
+class Deciders(NamedTuple):
+    """Who says more of rows than columns do: numbers of operators, in order.
+
+    Args:
+        deciding: Those that read a payload to decide where rows go, or how many they are.
+        parting: Those that make rows of the parts of a row.
+    """
+
+    deciding: list[int]
+    parting: list[int]
 
 
 @final
@@ -85,17 +97,22 @@ class Region:
     said: bool = False
     counted: bool = True
     loops: bool = True
-    look: Callable[[Region], list[int]] = field(default=lambda region: [], repr=False)
+    look: Callable[[Region], Deciders] = field(default=lambda region: Deciders([], []), repr=False)
     made_of: Sequence[Region] = ()
-    _deciding: list[int] | None = None
+    _deciders: Deciders | None = None
+
+    @property
+    def deciders(self) -> Deciders:
+        """Those in it: their functions may be called for it, so it is asked of what runs whole."""
+        if self._deciders is None:
+            self._deciders = self.look(self)
+        return self._deciders
 
     @property
     def deciding(self) -> list[int]:
         """Numbers of those in it that read the payload to decide where rows go, or how many they
-        are, in order: their functions may be called for it, so it is asked of what runs whole."""
-        if self._deciding is None:
-            self._deciding = self.look(self)
-        return self._deciding
+        are, in order."""
+        return self.deciders.deciding
 
     @property
     def whole(self) -> bool:
@@ -223,7 +240,7 @@ class _Known:
         asked = {o.run for o in merges if o.run is not None}
         first = next((o for o in merges if o.loops), merges[0])
         run: Run = next((r for r in _STRONGEST if r in asked), self._run)
-        region = Region(first.name, run, loop, said=bool(asked), look=self.deciding)
+        region = Region(first.name, run, loop, said=bool(asked), look=self.deciders)
         if run == "steps":
             region.reason = "it is to run by steps"
         while region.reason is None:
@@ -335,7 +352,7 @@ class _Known:
                 continue
             first = min(inner, key=lambda r: (not r.loops, min(r.operators)))
             run = next(run for run in _STRONGEST if any(r.run == run for r in inner))
-            region = Region(first.name, run, members, made_of=inner, look=self.deciding)
+            region = Region(first.name, run, members, made_of=inner, look=self.deciders)
             region.said, region.loops = any(r.said for r in inner), any(r.loops for r in inner)
             if self._admitted(region).whole and not any(self._loses(r, region) for r in inner):
                 yield region
@@ -344,7 +361,7 @@ class _Known:
         """Whether a loop or section runs worse with what is around it: it is planned before it is
         computed, and that is not; or its rows stay where they are made, which those of bundles that
         are made beside it cannot; or it goes back by one graph of autograd's, which that cannot."""
-        if region.deciding and not inner.deciding:
+        if region.deciding and not (inner.deciding or inner.deciders.parting):
             return True
         if self._makes_bundles(region) and not self._makes_bundles(inner):
             return True
@@ -415,7 +432,7 @@ class _Known:
 
     def _section(self, members: frozenset[int]) -> Region:
         name = f"{self._operators[min(members)].name} section"
-        return self._admitted(Region(name, self._run, members, loops=False, look=self.deciding))
+        return self._admitted(Region(name, self._run, members, loops=False, look=self.deciders))
 
     def _admitted(self, region: Region) -> Region:
         """It, when it is known which rows enter, or why it cannot run whole."""
@@ -431,19 +448,33 @@ class _Known:
             region.reason = f"how many rows enter it is known to '{named}' alone"
         return region
 
-    def deciding(self, region: Region) -> list[int]:
-        """Who in a region reads payloads to decide."""
-        return [
+    def deciders(self, region: Region) -> Deciders:
+        """Who in a region decides."""
+        inside = sorted(region.operators)
+        parting = [number for number in inside if self._counts_parts(number)]
+        deciding = [
             number
-            for number in sorted(region.operators)
-            if self._counts_parts(number)
+            for number in inside
+            if (number in parting and not self._parts_enter(number, region))
             or any(map(reads_payload, functions_of(self._operators[number])))
         ]
+        return Deciders(deciding, parting)
 
     def _counts_parts(self, number: int) -> bool:
         """Whether it makes rows of parts of a row: how many there are, the row alone says."""
         operator = self._operators[number]
         return isinstance(operator, Ungrouping) and not self._bundles_enter(number)
+
+    def _parts_enter(self, number: int, region: Region) -> bool:
+        """Whether its rows have entered a region as they are: their shape is known before."""
+        passing = Copying | Flatmapping | Merging | Moving | Routing
+        before = {
+            k: {s for s in sources if s in region.operators}
+            for k, sources in self._before.items()
+            if k == number or isinstance(self._operators[k], passing)
+        }
+        found = reached(before.get(number, ()), before)
+        return all(isinstance(self._operators[k], passing) for k in found)
 
     def _with(self, number: int, region: frozenset[int]) -> frozenset[int]:
         """A region with one more operator, its loop, and what is between."""

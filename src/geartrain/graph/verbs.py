@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 from torch import nn
@@ -304,10 +305,10 @@ class AbstractStream(ABC):
             use,
             memory,
         )
-        if isinstance(function, nn.Module):
-            alike = (o for o in self._draft.throughs() if type(o.function) is type(function))
-            if (other := next(alike, None)) is not None:
-                operator.experience.done = other.experience.done
+        works = _works_as(function)
+        alike = (o for o in self._draft.throughs() if _works_as(o.function) is works)
+        if (other := next(alike, None)) is not None:
+            operator.experience.done = other.experience.done
         return self._add(operator)
 
     def where(
@@ -569,6 +570,16 @@ def _function_and_part(
 def _refuse_gear(verb: str, part: PartLike | None) -> None:
     if part is not None and part.gear is not None:
         raise ValueError(f"{verb}() got a part with {part.gear}; only through() has gears")
+
+
+def _works_as(function: object) -> object:
+    """The same for operators whose work tells of one another: those of modules of one class, or of
+    functions of one code."""
+    if isinstance(function, nn.Module):
+        return type(function)
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__code__", function)
 
 
 def _called(function: object) -> str:

@@ -41,8 +41,9 @@ class Experience:
     """What the nodes of one operator have gone through in training, in all its fits.
 
     Args:
-        done: Their work, and that of operators of a graph whose modules are of the same class: one
-            of many experts sees few rows, and what is found of another is true of it.
+        done: Their work, and that of operators of a graph whose modules are of the same class, or
+            whose functions are of the same code: one of many experts sees few rows, and what is
+            found of another is true of it.
         story: What came of it, for the printed graph.
         chosen: The kernel that was found better; a checkpoint brings it into another process,
             where it is not measured again.

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from operator import is_
 from typing import Final, Protocol, TypeAlias, final
@@ -41,6 +42,10 @@ _FEW: Final = 32
 _LITTLE: Final = 4096
 """As for ``ALONE``, of a parameter with no more entries: its gradient costs nothing to read."""
 
+IDLE: Final = 16
+"""Settlings for which nothing came of computed weights after which their sum is let go: those of a
+fit that is over never come again."""
+
 _SORTED: Final = 512
 """Rows of several updates that are put apart at once: such few updates have many rows each."""
 
@@ -59,6 +64,22 @@ class AbstractSource(Protocol):
 
     def add_all(self, found: Sequence[Payload], into: GradientSum) -> None:
         """Add the gradients of several calls, by ``add_products`` and ``add_sums``."""
+
+
+@final
+@dataclass(slots=True)
+class _Computed:
+    """Gradients of weights that are computed of the parameters.
+
+    Args:
+        of: Knows how.
+        sum: They.
+        idle: How often in a row it was settled when nothing had come.
+    """
+
+    of: AbstractComputed
+    sum: GradientSum
+    idle: int = 0
 
 
 @final
@@ -97,7 +118,7 @@ class GradientSum:
         self._ahead: list[GradientSum] = []
         self._looked_up: dict[tuple[object, ...], tuple[Lookup, sums.SumsById]] = {}
         self._looks_ahead = False
-        self._computed: dict[Hashable, tuple[AbstractComputed, GradientSum]] = {}
+        self._computed: dict[Hashable, _Computed] = {}
 
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
         return parameter in self._slots
@@ -322,16 +343,20 @@ class GradientSum:
         updates that are told here. It becomes theirs when they are settled."""
         known = self._computed.get(computed.key)
         if known is None:
-            known = self._computed[computed.key] = computed, GradientSum(computed.stand_ins)
-        known[1]._updates = self._updates
-        return known[1]
+            known = self._computed[computed.key] = _Computed(
+                computed, GradientSum(computed.stand_ins)
+            )
+        known.sum._updates = self._updates
+        return known.sum
 
     def settle(self) -> None:
         """Make what was looked up, or is of computed weights, gradients of the weights of now,
         before there are others."""
         self._sort()
-        for computed, inner in self._computed.values():
-            self._settle_computed(computed, inner)
+        for key, each in list(self._computed.items()):
+            each.idle = 0 if self._settle_computed(each.of, each.sum) else each.idle + 1
+            if each.idle >= IDLE:
+                del self._computed[key]
         if self._looked_up:
             known, self._looked_up = self._looked_up, {}
             for lookup, found in known.values():
@@ -340,18 +365,20 @@ class GradientSum:
                     self._looked_up[lookup.key] = lookup, found
             self._looks_ahead = False
 
-    def _settle_computed(self, computed: AbstractComputed, inner: GradientSum) -> None:
-        inner._updates = None
+    def _settle_computed(self, computed: AbstractComputed, inner: GradientSum) -> bool:
+        """Make it gradients of what it is computed of; whether anything had come."""
+        inner._updates, came = None, False
         inner.settle()
         inner._sort_apart()
         updates, self._updates = self._updates, None
         for number, each in enumerate((inner, *inner._ahead)):
             found, _ = each.take_each(computed.stand_ins)
             if any(d is not None for d in found):
-                into = self._of(number)
+                into, came = self._of(number), True
                 for parameter, gradient in computed.back(found):
                     into.add(parameter, gradient)
         inner._ahead, self._updates = [], updates
+        return came
 
     @torch.no_grad()
     def _settle_one(self, lookup: Lookup, found: sums.SumsById) -> None:
@@ -401,7 +428,7 @@ class GradientSum:
     @property
     def ahead(self) -> bool:
         """Whether something of later updates has been added."""
-        computed = any(inner.ahead for _, inner in self._computed.values())
+        computed = any(known.sum.ahead for known in self._computed.values())
         return bool(self._ahead or self._apart) or self._looks_ahead or computed
 
     def next_update(self) -> None:

@@ -9,6 +9,7 @@ programmed the kernel as C calls it with others: its own, or one derived in plac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Final, final
 
 import torch
@@ -17,7 +18,7 @@ from geartrain.frames.message import Payload
 from geartrain.nodes.call import unsettled
 from geartrain.nodes.chance import generators_kept
 from geartrain.nodes.kernel import AbstractKernel, derived_kernel
-from geartrain.nodes.loop.picking import may_pick
+from geartrain.nodes.loop.picking import Picking, may_pick, picked
 from geartrain.nodes.loop.tensors import detached
 from geartrain.nodes.loop.turn import Inner, Turn
 from geartrain.nodes.memory import AbstractMemoryKernel
@@ -47,6 +48,7 @@ class LoopKernels:
             and may_pick(each.call.function, each.weights is None)
             for each in inner
         ]
+        self._picks: set[int] = set()  # those that have done nothing else
         self._twins: dict[int, AbstractKernel] = {}
         self._traced: set[int] = set()
 
@@ -54,6 +56,27 @@ class LoopKernels:
         """The modules have become one more, of which nothing is to be found out."""
         self.dry_runs.append(None)
         self.may_pick.append(False)
+
+    def take_over(self, before: LoopKernels) -> None:
+        """Who was found to do more than to pick by the same loop of an engine that is no more."""
+        for number, may in enumerate(before.may_pick[: len(self.may_pick)]):
+            self.may_pick[number] = self.may_pick[number] and may
+
+    def pick(self, number: int, inputs: Payload) -> tuple[Payload, Picking] | None:
+        """What a module picks of its arguments; None: it does more.
+
+        It is called to find that out, and once more if it does more: generators stand as before,
+        as a later fit does not call it.
+        """
+        if not self.may_pick[number]:
+            return None
+        first = number not in self._picks
+        with generators_kept(inputs[0].device) if first else nullcontext():
+            found = picked(self._inner[number].call.function, inputs)
+        self.may_pick[number] = found is not None
+        if found is not None:
+            self._picks.add(number)
+        return found
 
     def _is_tried(self, number: int) -> bool:
         return self.dry_runs[number] is None and not self.may_pick[number]

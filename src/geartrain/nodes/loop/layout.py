@@ -22,7 +22,7 @@ Table: TypeAlias = NDArray[np.int64]
 Like: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 """Dtype, and shape after the rows."""
 
-_HOWS: Final = {"row": 0, "sum": 1, "mean": 2, "member": 3}
+_HOWS: Final = {"row": 0, "sum": 1, "mean": 2, "member": 3, "max": 4}
 MOST_COLUMNS: Final = 63
 """Tensors of a payload: which of them have got gradients are the bits of a number."""
 
@@ -209,6 +209,7 @@ class CallLayout:
         """By read, the tensor that it is for, and which of that."""
         self.many = [read.many for read, _ in pairs]
         """By read, the rows that lie side by side in a row."""
+        self._looks_again = any(read.how == "max" for read, _ in pairs)
         self.reads = np.zeros((len(pairs), calls.READ_WORDS), np.int64)
         answers = self.form.gradients
         for words, (read, home) in zip(self.reads, pairs, strict=True):
@@ -368,6 +369,9 @@ class CallLayout:
         if self._targets:
             found = {i: argument(k) if k >= 0 else made(~k) for i, k in self._back_of.items()}
             self.reads[:, calls.READ_BACK] = [found.get(i, 0) for i in self._answered]
+        if self._looks_again:  # which members hold the most; buffers may have moved
+            now = [(held.likes(v) or ())[c].data_ptr() for v, c, _ in self._sources]
+            self.reads[:, calls.READ_FROM] = now
 
     def sums(self, updates: int) -> list[Tensor | None]:
         """Zeros for what the backward adds rows up in, one for each update, by what it makes."""

@@ -10,10 +10,13 @@ from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.hoisting import Hoists
 from geartrain.nodes.loop.kernels import LoopKernels
 from geartrain.nodes.loop.native import STORES, NativeCalls
-from geartrain.nodes.loop.plan import LoopPlan
+from geartrain.nodes.loop.plan import CallStage, LoopPlan
 from geartrain.nodes.loop.tables import Tables
 from geartrain.nodes.loop.turn import Inner, Turn
 from geartrain.nodes.remembering import Remembering, RememberingRead
+
+AGAIN: Final = 16
+"""After so many firings C is asked again, where it made no call of modules with programs."""
 
 _SPARE: Final = 1.125
 """So many times the rows that the last firing had for an instance there is room at first."""
@@ -40,19 +43,30 @@ class Listing:
         self._tables: Tables | None = None
         self._hoists: Hoists | None = None
         self.firings = 0
+        self._in_vain: list[bool] | None = None  # modules that had programs when C made no call
+        self._asked = 0  # firings since then
         self._by_itself: int | None = None  # calls of the last turn that C has not made
 
     @property
     def pays(self) -> bool:
-        """Whether some module with weights has a program, now or since another fit."""
-        return any(
+        """Whether some module with weights has a program, now or since another fit, and C makes
+        calls of such modules: rows that nobody but Python reads best stay where they are made."""
+        able = self._programs()
+        if not any(able):
+            return False
+        self._asked += 1
+        return able != self._in_vain or self._asked % AGAIN == 0
+
+    def _programs(self) -> list[bool]:
+        return [
             inner.weights is not None and self._kernels.known(number) and self._has_program(inner)
             for number, inner in enumerate(self._inner)
-        )
+        ]
 
     def take_over(self, before: Listing) -> None:
         """What the same loop of an engine knew that is no more; it says nothing of the sums."""
         self._places, self._rows, self._tables = before._places, before._rows, before._tables
+        self._kernels.take_over(before._kernels)
 
     def _has_program(self, inner: Inner) -> bool:
         """Whether a module has been found to be faster by a program."""
@@ -91,6 +105,13 @@ class Listing:
             turn, held, self._tables, self._inner, able, chosen, expected, self._hoists
         )
 
+    def _called_in_vain(self, turn: Turn) -> list[bool] | None:
+        """Modules that have programs, if any of these was called; None: none was."""
+        able = self._programs()
+        stages = [called.stage for called in turn.plan.calls]
+        some = any(isinstance(stage, CallStage) and able[stage.number] for stage in stages)
+        return able if some else None
+
     def tidy(self, turn: Turn) -> None:
         """A turn has come back: where fewer of its calls were made one by one than of the turn
         before, what those had of the heap goes back to the system; now and then, where none was."""
@@ -102,8 +123,12 @@ class Listing:
             heap.give_back(LATER_S)
 
     def end(self, turn: Turn) -> None:
-        """Remember how many rows a turn had that was not planned, for the next one."""
+        """All calls of a turn have been made: remember whether C has made any and, where it was not
+        planned, how many rows it had, for the next one."""
         if turn.native is None:
+            return
+        self._in_vain = None if turn.native.count else self._called_in_vain(turn)
+        if self._ahead:
             return
         n, numbers = turn.slots.size, turn.plan.numbers
         self._places = {k: numbers.size(k) / n for k in range(len(numbers.counts))}

@@ -12,7 +12,7 @@ takes a quarter of what cells and tables take.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias, final
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -229,13 +229,6 @@ class Members:
 
 _PORT = 1
 _JOINED = 2
-Came: TypeAlias = tuple[IntArray, IntArray]
-"""Numbers of rows, and their columns."""
-
-
-def _pooled(port: int, numbers: IntArray, state: IntArray) -> IntArray:
-    """Rows of a port, as a pool has them."""
-    return np.concatenate([numbers[None], np.full((1, numbers.size), port), state])
 
 
 @final
@@ -247,13 +240,12 @@ class Sides:
         ports: How many.
     """
 
-    __slots__ = ("_came", "_direct", "_node", "_pool", "_ports")
+    __slots__ = ("_came", "_direct", "_node", "_ports", "_waiting")
 
     def __init__(self, node: JoinNode, ports: int) -> None:
         self._node, self._ports = node, ports
-        self._came: list[Came | None] = [None] * ports
-        """By port what has come since the pool was empty, not looked at before all are there."""
-        self._pool: IntArray | None = None
+        self._waiting: list[IntArray] = []
+        self._came = np.zeros(ports, np.bool_)  # of which ports some wait
         self._direct = _DirectSides(node, ports) if len(node.on) == 1 else None
         # One key alone is an index of the arena: see ``key_columns``.
 
@@ -275,77 +267,76 @@ class Sides:
         """
         if self._direct is not None:
             return self._direct.complete(port, numbers, state)
-        if self._pool is None and self._came[port] is None:
-            self._came[port] = numbers, state
-            came = [each for each in self._came if each is not None]
-            if len(came) < self._ports:
-                return [_NONE] * self._ports, state[:, :0]
-            if (alike := self._alike(came)) is not None:
-                self._came = [None] * self._ports
-                return [each[0] for each in alike], self._joined([each[1] for each in alike])
-            return self._matched(self._mixed())
-        return self._matched(self._mixed(_pooled(port, numbers, state)))
+        self._waiting.append(
+            np.concatenate([numbers[None], np.full((1, numbers.size), port), state])
+        )
+        self._came[port] = True
+        if not self._came.all():  # nothing is complete: they are sorted when all have come
+            return [_NONE] * self._ports, state[:, :0]
+        if (alike := self._alike()) is not None:
+            self._forget([])
+            return alike
+        pool = self._pool()
+        order, _, counts = self._sorted(pool)
+        complete = counts == self._ports
+        whole = complete.repeat(counts)
+        left = pool.take(order[~whole], 1)
+        self._forget([left] if left.size else [])
+        members = order[whole].reshape(-1, self._ports).T
+        return _side_by_side(self._node, pool[_NUMBER], pool[_JOINED:], members)
 
-    def _alike(self, came: Sequence[Came]) -> list[Came] | None:
-        """Rows of all ports in the order of their keys, if those are the same, and each once."""
-        if any(numbers.size != came[0][0].size for numbers, _ in came):
+    def _forget(self, left: list[IntArray]) -> None:
+        """These wait, and no others."""
+        self._waiting = left
+        self._came = np.zeros(self._ports, np.bool_)
+        for each in left:
+            self._came[each[_PORT]] = True
+
+    def _alike(self) -> tuple[list[IntArray], IntArray] | None:
+        """What ``complete`` gives where each port has brought rows once, all of them those of the
+        same keys, none twice; in the order of these."""
+        waiting, on = self._waiting, [_JOINED + column for column in self._node.on]
+        if len(waiting) > self._ports or any(x.shape != waiting[0].shape for x in waiting):
             return None
-        on = self._node.on
-        found: list[Came] = []
-        for numbers, state in came:
-            keys = [state[k] for k in on[::-1]]
-            if not _ascend(keys):
-                order = _order(keys)
-                numbers, state = numbers.take(order), state.take(order, 1)
-                if not found and not _ascend([state[k] for k in on[::-1]]):
+        found: list[IntArray] = []
+        for pool in sorted(waiting, key=lambda pool: int(pool[_PORT, 0]) if pool.size else 0):
+            if not _ascend([pool[k] for k in on[::-1]]):
+                pool = pool.take(_order([pool[k] for k in on[::-1]]), 1)
+                if not found and not _ascend([pool[k] for k in on[::-1]]):
                     return None
-            if found and any((state[k] != found[0][1][k]).any() for k in on):
+            if found and any((pool[k] != found[0][k]).any() for k in on):
                 return None
-            found.append((numbers, state))
-        return found
+            found.append(pool)
+        states = found[0][_JOINED:]
+        for pool, columns in zip(found, self._node.handles, strict=True):
+            for column in columns:
+                states[column] = pool[_JOINED + column]
+        return [pool[_NUMBER] for pool in found], states
 
-    def _joined(self, states: Sequence[IntArray]) -> IntArray:
-        """The states of what rows become, of those of the ports."""
-        found = states[0]
-        if any(self._node.handles):
-            found = found.copy()
-            for state, columns in zip(states, self._node.handles, strict=True):
-                for column in columns:
-                    found[column] = state[column]
-        return found
+    def _pool(self) -> IntArray:
+        """All that waits."""
+        waiting = self._waiting
+        return waiting[0] if len(waiting) == 1 else np.concatenate(waiting, axis=1)
 
-    def _mixed(self, more: IntArray | None = None) -> IntArray:
-        """All that waits, as one pool."""
-        parts = [] if self._pool is None else [self._pool]
-        parts += [_pooled(k, *each) for k, each in enumerate(self._came) if each is not None]
-        self._came = [None] * self._ports
-        if more is not None:
-            parts.append(more)
-        return np.concatenate(parts, axis=1)
-
-    def _matched(self, pool: IntArray) -> tuple[list[IntArray], IntArray]:
-        """The rows of a pool whose other ports are there too; the others wait on."""
-        order, starts, counts = self._sorted(pool)
+    def _sorted(self, pool: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """As ``_by_key``; there are no two rows of a port with one key."""
+        keys = [pool[_JOINED + column] for column in self._node.on]
+        order, starts, counts = _by_key(keys, pool[_PORT])
         (wrong,) = _repeated(pool[_PORT].take(order), starts).nonzero()
         if wrong.size:
             i = order[wrong[0]]
             raise self._node.twice(int(pool[_PORT, i]), pool[_JOINED:, i])
-        complete = counts == self._ports
-        whole = complete.repeat(counts)
-        self._pool = None if complete.all() else pool.take(order[~whole], 1)
-        members = order[whole].reshape(-1, self._ports).T
-        return _side_by_side(self._node, pool[_NUMBER], pool[_JOINED:], members)
-
-    def _sorted(self, pool: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        return _by_key([pool[_JOINED + column] for column in self._node.on], pool[_PORT])
+        return order, starts, counts
 
     def story(self) -> list[str]:
-        """Who waits for whom, a line each."""
-        if self._direct is not None:
-            pool = self._direct.waiting()
-        else:
-            some = self._pool is not None or any(each is not None for each in self._came)
-            pool = self._pool = self._mixed() if some else None
+        """Who waits for whom, a line each.
+
+        Raises:
+            GraphError: As ``complete``.
+        """
+        pool = self._direct.waiting() if self._direct is not None else None
+        if self._waiting:
+            pool = self._pool()
         if pool is None:
             return []
         order, starts, counts = self._sorted(pool)

@@ -49,7 +49,6 @@ from geartrain.nodes.loop.judging import Judged, judge
 from geartrain.nodes.loop.kernels import LoopKernels
 from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.order import longest_first
-from geartrain.nodes.loop.picking import picked
 from geartrain.nodes.loop.pieces import TapeTensors
 from geartrain.nodes.loop.plan import Called, CallStage, JointCall, LoopPlan, joined
 from geartrain.nodes.loop.planner import Planner
@@ -73,7 +72,7 @@ from geartrain.nodes.loop.updates import (
     of_one_update,
     updates_of,
 )
-from geartrain.nodes.loop.values import AbstractValue
+from geartrain.nodes.loop.values import AbstractValue, Parted
 from geartrain.nodes.loss import Objective
 from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
@@ -95,6 +94,7 @@ class LoopNode(AbstractNode):
             best in one buffer.
         tapes: Whether autograd can follow all that is between its modules.
         losses: Those in it.
+        parted: Values in it whose rows are parts of others; of rows that enter, if all is planned.
     """
 
     def __init__(
@@ -110,8 +110,10 @@ class LoopNode(AbstractNode):
         gathers: bool = True,
         tapes: bool = False,
         losses: Sequence[Judged] = (),
+        parted: Sequence[Parted] = (),
     ) -> None:
         super().__init__(place)
+        self._parted = parted if ahead else ()
         self._losses = losses
         if losses:
             self.loss_name = "', '".join(each.objective.name for each in losses)
@@ -206,6 +208,7 @@ class LoopNode(AbstractNode):
         emission = Emission()
         with torch.no_grad(), steady():
             if self._ahead:
+                self._count_parts(came)
                 self.planner.finish(plan)
                 if turn.tape is not None:
                     ends = [each.source for each in self._losses]
@@ -220,7 +223,7 @@ class LoopNode(AbstractNode):
                 plan.run = run if turn.native is None else partial(self._found, turn, run)
                 self.planner.finish(plan)
                 plan.look = plan.run = None
-                self.listing.end(turn)
+            self.listing.end(turn)
             await_rows(turn)
             if train:
                 self._note(turn)
@@ -234,6 +237,13 @@ class LoopNode(AbstractNode):
         if not train:
             turn.kept.clear()
         return emission
+
+    def _count_parts(self, came: Sequence[Came]) -> None:
+        """How many parts rows have that enter, before they do."""
+        for parted in self._parted:
+            for value, each in zip(self._entries, came, strict=True):
+                if value is parted.source and each.rows.size:
+                    parted.parts = each.columns[0].shape[1]
 
     def _run_planned(self, turn: Turn, run: Callable[[int, Called], None]) -> None:
         """Run all calls."""
@@ -380,13 +390,11 @@ class LoopNode(AbstractNode):
     ) -> tuple[Payload, KeptCall]:
         """Run a module."""
         inner, tape = self._inner[number], turn.tape
-        if self._kernels.may_pick[number]:
-            pick = picked(inner.call.function, inputs)
-            self._kernels.may_pick[number] = pick is not None
-            if pick is not None:
-                if tape is not None:
-                    tape.note(inputs, inner)
-                return pick[0], KeptCall(pick[1], ())
+        pick = self._kernels.pick(number, inputs)
+        if pick is not None:
+            if tape is not None:
+                tape.note(inputs, inner)
+            return pick[0], KeptCall(pick[1], ())
         kernel = self._kernels.now(turn, number, inputs, train=train)
         inside = self._inside(turn, inner, called) if inner.call.inside else None
         if tape is not None:

@@ -17,7 +17,7 @@ import torch
 from geartrain.frames.message import IntArray
 from geartrain.native.rows import pointer
 
-ReadHow: TypeAlias = Literal["row", "sum", "mean", "member"]
+ReadHow: TypeAlias = Literal["row", "sum", "mean", "max", "member"]
 
 
 @final
@@ -128,8 +128,8 @@ def stacked(tensor: ReadTensor, k: int) -> ReadTensor | None:
 
 
 def added_up(tensor: ReadTensor, sizes: IntArray, how: ReadHow) -> ReadTensor | None:
-    """Sums or means of so many rows each, or bundles of them; None: it is not stored rows, or no
-    numbers."""
+    """Sums, means or maxima of so many rows each, or bundles of them; None: it is not stored rows,
+    or no numbers."""
     one = tensor.plain
     if one is None or not (tensor.dtype.is_floating_point or how == "member"):
         return None

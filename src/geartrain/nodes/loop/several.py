@@ -161,6 +161,7 @@ class SeveralLayout:
         """By read, the tensor that it is for, and which of that."""
         self.many = [read.many for read, _ in self._pairs]
         """By read, the rows that lie side by side in a row."""
+        self._looks_again = any(read.how == "max" for read, _ in self._pairs)
         self.reads = np.zeros((len(self._pairs), calls.READ_WORDS), np.int64)
         for words, (read, (_, i)) in zip(self.reads, self._pairs, strict=True):
             row = self.blocks[self.own_kind][self.block["input", i][1]].row
@@ -202,19 +203,25 @@ class SeveralLayout:
         outputs = held.likes(self.into) or ()
         at |= {("output", j): x.data_ptr() for j, x in enumerate(outputs)}
         self._forward.place(at, memory[0].shape[0] if memory else 0)
-        sources = [(held.likes(r.number) or ())[r.column] for r, _ in self._pairs]
+        sources = self._sources(held)
         self.reads[:, calls.READ_LIMIT] = [
             x.shape[0] * r.parts for x, (r, _) in zip(sources, self._pairs, strict=True)
         ]
         self.reads[:, calls.READ_FROM] = [x.data_ptr() for x in sources]
         self.reads[:, calls.READ_INTO] = [at["input", i] for _, (_, i) in self._pairs]
 
-    def place_back(self, at: dict[Lies, int], memory: Payload, *, wanted: bool) -> None:
+    def _sources(self, held: FiringTensors) -> list[Tensor]:
+        return [(held.likes(r.number) or ())[r.column] for r, _ in self._pairs]
+
+    def place_back(
+        self, at: dict[Lies, int], memory: Payload, held: FiringTensors, *, wanted: bool
+    ) -> None:
         """The same for the way back.
 
         Args:
             at: Addresses of all.
             memory: What rows read, or nothing.
+            held: The tensors of the turn.
             wanted: Whether anybody wants the gradient of that.
         """
         slots = self._back if wanted else self._without
@@ -223,6 +230,8 @@ class SeveralLayout:
         self._words[n : 2 * n] = slots.words
         found = {i: at[lies] for i, (_, lies) in self.form.gradients.items()}
         self.reads[:, calls.READ_BACK] = [found.get(i, 0) for _, (_, i) in self._pairs]
+        if self._looks_again:  # which members hold the most; buffers may have moved
+            self.reads[:, calls.READ_FROM] = [x.data_ptr() for x in self._sources(held)]
 
 
 @final

@@ -70,7 +70,7 @@ class SeveralReturning:
             kind, block = layout.block["made", k]
             away = (first, self._begin)[kind] * layout.back_blocks[kind][block].row
             at["made", k] = self._arenas[kind].pointers[block] - away
-        layout.place_back(at, module.memory(), wanted=self._gets)
+        layout.place_back(at, module.memory(), held, wanted=self._gets)
         self._wanted = np.zeros(n, np.uint8)
         # Where it would lie if it began with the first row of the module.
         self.words = pointer(self._wanted) - first, 0, 0

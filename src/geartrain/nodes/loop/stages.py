@@ -101,9 +101,9 @@ class UngroupStage(AbstractStage):
     def apply(
         self, port: int, rows: RowNumbers, plan: LoopPlan
     ) -> Iterator[tuple[int, RowNumbers]]:
-        assert plan.look is not None
-        k = plan.look(self._value.source, rows.numbers[:1])[0].shape[1]
-        self._value.parts = k
+        if plan.look is not None:
+            self._value.parts = plan.look(self._value.source, rows.numbers[:1])[0].shape[1]
+        k = self._value.parts
         numbers = (rows.numbers[:, None] * k + np.arange(k)).ravel()
         if numbers.size:
             state = self._node.parts(rows.state, np.full(len(rows), k, np.int64))

@@ -47,6 +47,7 @@ _READ_AS: Final[Mapping[How, ReadHow]] = {
     "stack": "row",
     "sum": "sum",
     "mean": "mean",
+    "max": "max",
     "bundle": "member",
 }
 
