@@ -423,6 +423,10 @@ CASES: dict[str, tuple[Callable[[str], Graph], Callable[[], list[Instance]]]] = 
         lambda run: tree("sum", run, looks=True),
         lambda: random_trees(None),
     ),
+    "maxima in a loop that looks": (
+        lambda run: tree("max", run, looks=True),
+        lambda: random_trees(None),
+    ),
     "children side by side in a loop that looks": (
         lambda run: tree("stack", run, looks=True),
         lambda: random_trees(2),
