@@ -362,10 +362,11 @@ class NativeCalls:
             How many calls have been made; 0: C cannot make this one.
         """
         together = called.together
-        if together is not None and len(together.calls) >= MANY:
+        if together is not None and len(together.sizes) >= MANY:
             return 0
         if together is not None and number == together.number:
-            made = self._find(number, together.calls, together.rows)
+            several = self._turn.plan.calls[number : together.end]
+            made = self._find(number, several, together.rows)
             if made:
                 return made
         return self._find(number, [called], called.rows)
