@@ -281,7 +281,7 @@ class NativeCalls:
             self._modules[k] = None
             return
         self._modules[k] = module
-        module.reserve(0, len(rows))
+        module.reserve(0, len(rows), max([len(called.rows) for called in found]))
         module.add(rows, columns)
         module.place(self._held)
         self._enlist(module, numbers, found, tensors)
@@ -443,7 +443,8 @@ class NativeCalls:
     def _add(self, module: AnyModule, called: Called) -> None:
         """Rows more of a module, and its addresses as they are then."""
         rows, layout = called.rows, module.layout
-        module.reserve(self._expected.get(module.number, 0), rows.numbers.size)
+        n = rows.numbers.size
+        module.reserve(self._expected.get(module.number, 0), n, n)
         module.add(rows, self._columns(called.stage, rows) if layout.columns else ())
         if module.seen != self._held.moved:
             module.place(self._held)
@@ -502,6 +503,7 @@ class NativeCalls:
             most, work = max(most, between), work + more
         nbytes = most * self._dtype.itemsize
         if nbytes >= _MUCH and (self._room is None or self._room.nbytes < nbytes):
+            self._room = None
             self._room = pool.shared.empty((nbytes,), torch.uint8)
         return None if nbytes < _MUCH else self._room, work > library.SMALL_WORK
 

@@ -304,7 +304,7 @@ class SeveralModule:
         self._next = lengths, lengths
         return True
 
-    def reserve(self, n: int, more: int) -> None:
+    def reserve(self, n: int, more: int, most: int) -> None:
         """Make room for the rows that were accepted last; if need be, for so many in all if they
         are more."""
         assert self._next is not None
