@@ -14,8 +14,20 @@ from torch import Tensor, nn
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph, Stream
 from geartrain.native import fused, library, pool
+from geartrain.nodes.loop import buffers
+from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.native import NativeCalls
-from tests.rigs.called import CASES, WIDTH, turning
+from tests.rigs.called import (
+    CASES,
+    WIDTH,
+    Gated,
+    Start,
+    linear,
+    random_trees,
+    sets,
+    squared,
+    turning,
+)
 from tests.rigs.passes import Order, accumulate, assert_same_gradients
 
 MARK = 0xA5
@@ -109,3 +121,62 @@ def test_nothing_is_written_behind_any_memory_of_a_turn(name: str, guarded: Guar
     make, data = CASES[name]
     accumulate(make("whole"), data(), Order(max_active=3))
     guarded.check()
+
+
+def test_gradients_lie_where_values_lay_that_nobody_has_any_more(
+    native: library.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nowhere else: views that somebody keeps stay as they were."""
+    over: list[bool] = []
+    had: list[tuple[Tensor, Tensor]] = []
+    seen: set[tuple[FiringTensors, int]] = set()
+    before = FiringTensors.zeros
+
+    def zeros(self: FiringTensors, number: int, *read: Any) -> list[Tensor | None]:
+        columns = self.likes(number) or ()
+        if keep and (self, number) not in seen:
+            seen.add((self, number))
+            had.extend([(x[1:3], x[1:3].clone()) for x in columns])
+        found = before(self, number, *read)
+        pairs = zip(found, columns, strict=True)
+        over.extend(g.data_ptr() == x.data_ptr() for g, x in pairs if g is not None)
+        return found
+
+    monkeypatch.setattr(FiringTensors, "zeros", zeros)
+    keep = False
+    first = _passed()
+    assert any(over) and not all(over)  # a column is read on the way back
+    keep = True
+    assert_same_gradients(_passed(), first)
+    assert had and all(torch.equal(x, then) for x, then in had)
+
+
+def _passed() -> Any:
+    torch.manual_seed(0)
+    return accumulate(turning(wide, "whole"), sets(), Order(max_active=3)).gradients
+
+
+def test_what_is_read_on_the_way_back_is_not_written_over(
+    native: library.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient of a largest member goes where it is the largest."""
+    results = []
+    for spared in (True, False):
+        if not spared:
+            monkeypatch.setattr(buffers, "is_alone", lambda x: False)
+        torch.manual_seed(0)
+        results.append(accumulate(of_largest(), random_trees(None), Order(max_active=2)).gradients)
+    assert_same_gradients(*results)
+
+
+def of_largest() -> Graph:
+    graph = Graph(vertex=("parent", "siblings", "slot", "token"))
+    nodes = graph.loop(name="nodes", run="whole")
+    nodes.join(graph.input("x").through(Start().double(), name="leaf", keep="activations"))
+    inner, root = nodes.where(lambda m: m.parent >= 0)
+    above = {"vertex": lambda m: m.parent}
+    met = inner.group(by=above, size="siblings", order="slot", how="max", name="met")
+    nodes.join(met.through(Gated().double(), name="cell", read="token", keep="activations"))
+    nodes.through(linear(), name="readout", take=0, keep="activations").loss(squared, name="each")
+    root.through(linear(), name="last", take=1).loss(squared)
+    return graph

@@ -225,6 +225,8 @@ class CallLayout:
             learns = read.learns and i in answers and (how == "input" or i not in self._asked)
             mask = sum([1 << self.form.tangents[t] for t in answers[i]]) if learns else 0
             words[:] = read_words(read, source, row, kind, RowsOf.FIXED, mask)
+        self.read_back = frozenset(j for how, j in self.form.residuals if how == "output")
+        """Columns of the value that it makes which the way back reads."""
         self.values = list(dict.fromkeys([self.into, *[v for v, _, _ in self._sources]]))
         """Whose gradients the way back reads, or adds to."""
         self._answered = [i if how == "input" else self._copied[i] for how, i in self._targets]

@@ -13,7 +13,7 @@ answered with bundles) is called one by one, as ever, between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeAlias, final
 
 import numpy as np
@@ -112,6 +112,7 @@ class NativeCalls:
         self._dtype: torch.dtype | None = None
         self._width = 1  # of the payload of what was looked at last
         self._room: Tensor | None = None
+        self._looks_back: bool | None = None  # is found out when it is asked for
         self.count = 0
         """Calls made so far."""
 
@@ -561,7 +562,7 @@ class NativeCalls:
             assert module is not None
             for value in module.layout.values:
                 if value not in values:
-                    values[value] = tables.write_value(value, held)
+                    values[value] = tables.write_value(value, held, self._read(value))
             into = values[module.layout.into]
             rest = mine, held, into, self._turn.local, updates
             one: Returning | SeveralReturning
@@ -589,6 +590,21 @@ class NativeCalls:
             held.came(value, int(tables.values[value, 1]))
         self._learn(returning, got)
         self._turn.kept[begin:end] = [None] * (end - begin)
+
+    def _read(self, value: int) -> Collection[int] | None:
+        """Columns of a value that are read from now on; None: it may be any, by calls that C has
+        not made."""
+        if self._looks_back is None:
+            both = zip(self._turn.plan.calls, self._turn.kept, strict=True)
+            self._looks_back = any(
+                called.stage.source.looks_back
+                for called, kept in both
+                if not isinstance(kept, NativeKept)
+            )
+        if self._looks_back:
+            return None
+        layouts = [module.layout for module in self._modules.values() if module is not None]
+        return {j for each in layouts if each.into == value for j in each.read_back}
 
     def _learn(self, returning: Sequence[Returning | SeveralReturning], got: Got) -> None:
         """Tell weights what has been found for them: products and sums of rows of all modules in

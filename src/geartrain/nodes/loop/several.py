@@ -151,6 +151,10 @@ class SeveralLayout:
         routines = form.forward, form.backward, form.without
         self._forward, self._back, self._without = (_Slots(form, r, rows) for r in routines)
         self._lay_out_reads(tensors, held)
+        lying = [*form.backward.slots.values(), *form.without.slots.values()]
+        lying += [lies for _, lies in form.gradients.values()]
+        self.read_back = frozenset(j for how, j in lying if how == "output")
+        """Columns of the value that it makes which the way back reads."""
         self.values = list(dict.fromkeys([self.into, *[r.number for r, _ in self._pairs]]))
         """Whose gradients the way back reads, or adds to."""
 
