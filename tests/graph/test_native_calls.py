@@ -205,10 +205,11 @@ def test_addresses_are_written_anew_where_what_a_call_reads_or_writes_has_moved(
     found: list[tuple[Any, ...]] = []
     before = CallLayout.place
 
-    def place(self: CallLayout, arena: Any, held: Any) -> None:
+    def place(self: CallLayout, arena: Any, fleeting: Any, held: Any) -> None:
         lying = [x.data_ptr() for v in self.values for x in held.likes(v) or ()]
-        found.append((self, held, arena, lying))  # held, so that no address comes again
-        before(self, arena, held)
+        # All are held, so that no address comes again.
+        found.append((self, held, (arena, fleeting), lying))
+        before(self, arena, fleeting, held)
 
     monkeypatch.setattr(CallLayout, "place", place)
 
@@ -221,8 +222,8 @@ def test_addresses_are_written_anew_where_what_a_call_reads_or_writes_has_moved(
     torch.manual_seed(1)
     accumulate(turning(thrice, "whole", again=unsure), sets(), FEW)
     last: dict[tuple[int, int], tuple[Any, ...]] = {}
-    for layout, held, arena, lying in found:
-        now, key = (id(arena), lying), (id(layout), id(held))
+    for layout, held, rooms, lying in found:
+        now, key = ([*map(id, rooms)], lying), (id(layout), id(held))
         assert last.get(key) != now
         last[key] = now
     assert len(last) > 3  # modules, in some firings

@@ -197,10 +197,10 @@ class _Builder:
                 if own is not None and own is not met:
                     assert isinstance(met, Stored)
                     store = StoreStage(len(between), own, met)
-                    store.targets[0] = target
+                    store.leads(0, *target)
                     between.append(store)
                     target = store, 0
-                stage.targets[port] = target
+                stage.leads(port, *target)
         entries = []
         for value, (reader, into) in zip(entering, region.entries, strict=True):
             assert isinstance(value, Stored)

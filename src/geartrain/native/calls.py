@@ -100,7 +100,7 @@ class RowsLearnt:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class CallForm:
     """Both programs of a module.
 

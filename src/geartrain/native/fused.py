@@ -157,6 +157,12 @@ ENDLESS: Final = 3
 """What C says of a step that takes no entries at a time."""
 NEVER_ENDS: Final = "a step of a program takes no entries at a time, and would never end"
 
+IN_BETWEEN: Final = 1 << 19
+"""So many bytes of what is computed in between, of a thread, stay in a cache: rows are taken in
+pieces of as many as have no more, as fused.inc says."""
+LEAST_ROWS: Final = 16
+"""Rows of a piece at least, where there are so many."""
+
 _ENTRIES: Final = 4096
 """So many numbers of a row's width are worked at together: they stay in the nearest cache."""
 
@@ -246,6 +252,11 @@ class Steps:
     def work(self, n: int) -> int:
         """Multiplications, or what takes as long, of n rows."""
         return n * self._work
+
+    def room(self, n: int) -> int:
+        """Numbers that C writes in between, of n rows, on whatever threads it uses."""
+        piece = max(LEAST_ROWS * self.between, IN_BETWEEN // self._dtype.itemsize)
+        return min(n * self.between, piece * torch.get_num_threads())
 
     def run(self, n: int, addresses: Sequence[int]) -> None:
         """Take n rows through it.

@@ -170,4 +170,21 @@ class MemoryPool:
 shared: Final = MemoryPool()
 """That of the process."""
 
+_uses: Final = getattr(torch._C, "_storage_Use_Count", None)  # torch does not document it
+
+
+def _count(x: Tensor) -> int:
+    """Tensors that have the memory of one, and whoever asks."""
+    return 0 if _uses is None else int(_uses(x.untyped_storage()._cdata))
+
+
+_ALONE: Final = _count(torch.empty(1))
+
+
+def is_alone(x: Tensor) -> bool:
+    """Whether no other tensor is known to have its memory, whole or in part; False if torch cannot
+    be asked."""
+    return _uses is not None and _count(x) == _ALONE
+
+
 os.register_at_fork(after_in_child=shared.forked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final, cast, final
+from weakref import WeakValueDictionary
 
 import numpy as np
 from torch import Tensor, nn
@@ -87,7 +88,8 @@ class Program(AbstractKernel):
             and available(self._pair.dtype)
             and self._pair.backward.beside_others(len(operands.names))
         )
-        self._forms: dict[Routine, CallForm] = {}
+        # As long as somebody has one: each has the program, and would be garbage with it.
+        self._forms: WeakValueDictionary[Routine, CallForm] = WeakValueDictionary()
 
     @property
     def room_for(self) -> int | None:  # type: ignore[override]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import final
 
 from torch import Tensor
 
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.native import pool
+from geartrain.native.pool import is_alone
 from geartrain.native.rows import Moves, add, take
 from geartrain.nodes.loop.numbers import Numbers, consecutive
 from geartrain.nodes.loop.tensors import AbstractTensors, require_alike
@@ -26,7 +27,7 @@ class FiringTensors(AbstractTensors):
         expected: By value, for how many places there is to be room at least.
     """
 
-    __slots__ = ("_expected", "_gradients", "_moves", "_values", "_zeros")
+    __slots__ = ("_expected", "_gradients", "_made", "_moves", "_over", "_values", "_zeros")
 
     def __init__(
         self,
@@ -37,6 +38,8 @@ class FiringTensors(AbstractTensors):
         self._expected = expected or {}
         self._values: dict[int, list[Tensor]] = {}
         self._moves = [0] * len(numbers.counts)
+        self._made: set[int] = set()  # values whose buffers nobody else has
+        self._over: set[tuple[int, int]] = set()  # columns whose gradients lie where they lay
         self._gradients: dict[int, list[Tensor | None]] = {}
         self._zeros: dict[int, list[Tensor | None]] = {}  # to which nothing has been added
 
@@ -73,6 +76,7 @@ class FiringTensors(AbstractTensors):
         if found is None:
             n = max(self.numbers.size(number), self._expected.get(number, 0))
             self._move(number)
+            self._made.add(number)
             found = self._values[number] = [self._empty(x, n) for x in columns]
             return found
         require_alike(name, columns, found)
@@ -107,15 +111,29 @@ class FiringTensors(AbstractTensors):
     def likes(self, number: int) -> Sequence[Tensor] | None:
         return self._values.get(number)
 
-    def zeros(self, number: int) -> list[Tensor | None]:
+    def zeros(self, number: int, read: Collection[int] | None = None) -> list[Tensor | None]:
         """Buffers for the gradients of a value, to be added to; ``came`` says to which of them
-        something has been added. None: that column has no gradient."""
+        something has been added. None: that column has no gradient.
+
+        Args:
+            number: Of the value.
+            read: Columns that somebody reads from now on; gradients of others may lie where these
+                lay. None: all.
+        """
         found = self._gradients.setdefault(number, [None] * len(self._values[number]))
         more = self._zeros.setdefault(number, [None] * len(found))
         for j, x in enumerate(self._values[number]):
             if found[j] is None and more[j] is None and x.is_floating_point():
-                more[j] = self._empty(x, self.numbers.size(number)).zero_()
+                over = read is not None and j not in read and self._is_ours(number, x)
+                n = self.numbers.size(number)
+                more[j] = (x[:n] if over else self._empty(x, n)).zero_()
+                if over:
+                    self._over.add((number, j))
         return [g if g is not None else z for g, z in zip(found, more, strict=True)]
+
+    def _is_ours(self, number: int, x: Tensor) -> bool:
+        """Whether nobody has what a buffer holds, or a view of it."""
+        return number in self._made and is_alone(x)
 
     def came(self, number: int, columns: int | None = None) -> int:
         """The columns of a value that have got gradients, as bits; from now on these, too."""
@@ -133,6 +151,7 @@ class FiringTensors(AbstractTensors):
         self, number: int, places: IntArray, which: Sequence[int] | None = None
     ) -> Payload:
         values = self._values[number]
+        assert not self._over or all((number, j) not in self._over for j in range(len(values)))
         if which is not None:
             values = [values[j] for j in which]
         if not places.size:
@@ -182,13 +201,19 @@ class FiringTensors(AbstractTensors):
         """They lie in the buffer of all."""
 
     def whole(self, number: int) -> Sequence[Tensor] | None:
-        return self._values.get(number)
+        found = self._values.get(number)
+        return None if found is None else [x.detach() for x in found]  # who has them is counted
 
     def tensors(self) -> list[Tensor]:
         return [x for columns in self._values.values() for x in columns]
 
     def gradients(self) -> list[Tensor]:
-        return [x for columns in self._gradients.values() for x in columns if x is not None]
+        return [
+            x
+            for number, columns in self._gradients.items()
+            for j, x in enumerate(columns)
+            if x is not None and (number, j) not in self._over
+        ]
 
 
 def write(

@@ -261,10 +261,10 @@ def _put_in_place(
     sizes = np.ones(len(found) + 1, np.int64)
     sizes[[number for number, _ in more]] = 2
     now = np.cumsum(sizes) - sizes
-    for called in found:
-        together = called.together
-        if together is not None and called is together.calls[0]:
-            together.number = int(now[together.number])
+    for number in reversed(range(len(found))):  # the first of calls is the last to be looked at
+        together = found[number].together
+        if together is not None and together.number == number:
+            together.number = int(now[number])
     for number, called in reversed(more):
         found.insert(number, called)
     return now

@@ -103,6 +103,7 @@ class CallLayout:
     Attributes:
         possible: Whether C can call it.
         blocks: Of the arena of a turn: inputs, and what the forward makes for itself.
+        fleeting_blocks: Of one call: inputs that no way back reads.
         back_blocks: Of that of the way back: what weights get.
         passing_blocks: Of one call on the way back: what inputs get, which is added up at once.
     """
@@ -161,11 +162,18 @@ class CallLayout:
         self._asked = [i for i in range(self.payload) if i in asked]
         self.columns = [i for i in range(self.payload, len(self.kinds)) if i in asked]
         own = sorted({m for how, m in form.homes if how == "own"})
+        kept = {i for how, i in form.residuals if how == "input"}
         self.block: dict[Home, int] = {}
         self.blocks: list[Block] = []
+        self.fleeting: dict[Home, int] = {}
+        self.fleeting_blocks: list[Block] = []
         for i in (*self._asked, *self.columns):
-            self.block["input", i] = len(self.blocks)
-            self.blocks.append(Block(*self.kinds[i]))
+            if i in kept or i in self.columns:
+                self.block["input", i] = len(self.blocks)
+                self.blocks.append(Block(*self.kinds[i]))
+            else:
+                self.fleeting["input", i] = len(self.fleeting_blocks)
+                self.fleeting_blocks.append(Block(*self.kinds[i]))
         if form.draws:
             self.block[SEEDS] = len(self.blocks)
             self.blocks.append(Block(torch.int64, ()))
@@ -182,6 +190,8 @@ class CallLayout:
         how, number = home
         if how == "output":
             return RowsOf.OF_VALUE, self._output_row(number)
+        if home in self.fleeting:
+            return RowsOf.OF_CALL, self.fleeting_blocks[self.fleeting[home]].row
         return RowsOf.OF_MODULE, self.blocks[self.block[home]].row
 
     def _output_row(self, j: int) -> int:
@@ -209,7 +219,8 @@ class CallLayout:
         """By read, the tensor that it is for, and which of that."""
         self.many = [read.many for read, _ in pairs]
         """By read, the rows that lie side by side in a row."""
-        self._looks_again = any(read.how == "max" for read, _ in pairs)
+        self.looks_at = {(read.number, read.column) for read, _ in pairs if read.how == "max"}
+        """Columns of values in which the way back looks for the largest members."""
         self.reads = np.zeros((len(pairs), calls.READ_WORDS), np.int64)
         answers = self.form.gradients
         for words, (read, home) in zip(self.reads, pairs, strict=True):
@@ -221,6 +232,8 @@ class CallLayout:
             learns = read.learns and i in answers and (how == "input" or i not in self._asked)
             mask = sum([1 << self.form.tangents[t] for t in answers[i]]) if learns else 0
             words[:] = read_words(read, source, row, kind, RowsOf.FIXED, mask)
+        self.read_back = frozenset(j for how, j in self.form.residuals if how == "output")
+        """Columns of the value that it makes which the way back reads."""
         self.values = list(dict.fromkeys([self.into, *[v for v, _, _ in self._sources]]))
         """Whose gradients the way back reads, or adds to."""
         self._answered = [i if how == "input" else self._copied[i] for how, i in self._targets]
@@ -296,11 +309,12 @@ class CallLayout:
         apart = 0 if self.as_asked else 2
         words[2 * n :] = (self.into, len(self.reads), apart, pointer(self.reads), 0, 0, 0)
 
-    def place(self, arena: RowMemory, held: FiringTensors) -> None:
+    def place(self, arena: RowMemory, fleeting: RowMemory, held: FiringTensors) -> None:
         """Write where everything lies that the forward reads and writes.
 
         Args:
             arena: Of the rows of this turn.
+            fleeting: Of those of one call.
             held: The tensors of the turn.
         """
         outputs, pointers, block = held.likes(self.into) or (), arena.pointers, self.block
@@ -308,7 +322,11 @@ class CallLayout:
 
         def at(home: Home) -> int:
             how, number = home
-            return outputs[number].data_ptr() if how == "output" else pointers[block[home]]
+            if how == "output":
+                return outputs[number].data_ptr()
+            if home in self.fleeting:
+                return fleeting.pointers[self.fleeting[home]]
+            return pointers[block[home]]
 
         for slot, home in self._slots:
             bases[slot] = at(home)
@@ -369,7 +387,7 @@ class CallLayout:
         if self._targets:
             found = {i: argument(k) if k >= 0 else made(~k) for i, k in self._back_of.items()}
             self.reads[:, calls.READ_BACK] = [found.get(i, 0) for i in self._answered]
-        if self._looks_again:  # which members hold the most; buffers may have moved
+        if self.looks_at:  # which members hold the most; buffers may have moved
             now = [(held.likes(v) or ())[c].data_ptr() for v, c, _ in self._sources]
             self.reads[:, calls.READ_FROM] = now
 

@@ -31,13 +31,23 @@ class TurnModule:
         layout: How C calls it.
     """
 
-    __slots__ = ("arena", "inner", "kernel", "layout", "number", "seen", "size", "slots")
+    __slots__ = (
+        "arena",
+        "fleeting",
+        "inner",
+        "kernel",
+        "layout",
+        "number",
+        "seen",
+        "size",
+        "slots",
+    )
 
     def __init__(
         self, number: int, inner: Inner | None, kernel: AbstractKernel | None, layout: CallLayout
     ) -> None:
         self.number, self.inner, self.kernel, self.layout = number, inner, kernel, layout
-        self.arena = RowMemory((), 0)
+        self.arena, self.fleeting = RowMemory((), 0), RowMemory((), 0)
         self.size = 0
         """Rows so far."""
         self.slots: list[IntArray] = []
@@ -64,9 +74,17 @@ class TurnModule:
         """Whether C can call it with these rows next."""
         return lengths is None
 
-    def reserve(self, n: int, more: int) -> None:
-        """Make room for some rows more; if need be, for so many in all if they are more."""
+    def reserve(self, n: int, more: int, most: int) -> None:
+        """Make room for some rows more.
+
+        Args:
+            n: For so many in all if they are more, if need be.
+            more: How many.
+            most: Of one call.
+        """
         arena, end = self.arena, self.size + more
+        if most > self.fleeting.rows:
+            self.fleeting, self.seen = RowMemory(self.layout.fleeting_blocks, most), -1
         if end > arena.rows:
             room = max(end, 2 * arena.rows, n)
             self.arena = (
@@ -76,18 +94,19 @@ class TurnModule:
 
     def place(self, held: FiringTensors) -> None:
         """Write where everything lies that the forward reads and writes."""
-        self.layout.place(self.arena, held)
+        self.layout.place(self.arena, self.fleeting, held)
 
     def tensors(self) -> list[Tensor]:
         """The memory of its rows."""
         return self.arena.tensors()
 
     def inputs(self, first: int, n: int) -> Payload:
-        """Its arguments of n of its rows, as far as they are kept."""
-        block = self.layout.block
-        return tuple(
-            [self.arena.view(k, first, n) for (how, _), k in block.items() if how == "input"]
-        )
+        """Its arguments of n of its rows, as far as they are kept, and others like those that are
+        not."""
+        block, fleeting = self.layout.block.items(), self.layout.fleeting.items()
+        found = {i: self.arena.view(k, first, n) for (how, i), k in block if how == "input"}
+        found |= {i: self.fleeting.view(k, 0, n) for (_, i), k in fleeting}
+        return tuple([found[i] for i in sorted(found)])
 
     def nbytes_back(self, first: int, n: int) -> int:
         """Bytes that the way back of n of its rows goes through."""
@@ -97,7 +116,7 @@ class TurnModule:
         """Numbers that a call of n rows computes in between, and how much work it is."""
         form = self.layout.form
         steps = (form.forward if forward else form.backward).steps
-        return n * steps.between, steps.work(n)
+        return steps.room(n), steps.work(n)
 
     def kept(self, first: int, into: int, n: int, held: FiringTensors) -> KeptCall:
         """What a call has left, as if it had been called by itself."""

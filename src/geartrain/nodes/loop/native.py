@@ -13,7 +13,7 @@ answered with bundles) is called one by one, as ever, between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeAlias, final
 
 import numpy as np
@@ -111,6 +111,7 @@ class NativeCalls:
         self._dtype: torch.dtype | None = None
         self._width = 1  # of the payload of what was looked at last
         self._room: Tensor | None = None
+        self._looks_back: bool | None = None  # is found out when it is asked for
         self.count = 0
         """Calls made so far."""
 
@@ -280,7 +281,7 @@ class NativeCalls:
             self._modules[k] = None
             return
         self._modules[k] = module
-        module.reserve(0, len(rows))
+        module.reserve(0, len(rows), max([len(called.rows) for called in found]))
         module.add(rows, columns)
         module.place(self._held)
         self._enlist(module, numbers, found, tensors)
@@ -361,10 +362,11 @@ class NativeCalls:
             How many calls have been made; 0: C cannot make this one.
         """
         together = called.together
-        if together is not None and len(together.calls) >= MANY:
+        if together is not None and len(together.sizes) >= MANY:
             return 0
         if together is not None and number == together.number:
-            made = self._find(number, together.calls, together.rows)
+            several = self._turn.plan.calls[number : together.end]
+            made = self._find(number, several, together.rows)
             if made:
                 return made
         return self._find(number, [called], called.rows)
@@ -490,7 +492,8 @@ class NativeCalls:
     def _add(self, module: AnyModule, called: Called) -> None:
         """Rows more of a module, and its addresses as they are then."""
         rows, layout = called.rows, module.layout
-        module.reserve(self._expected.get(module.number, 0), rows.numbers.size)
+        n = rows.numbers.size
+        module.reserve(self._expected.get(module.number, 0), n, n)
         module.add(rows, self._columns(called.stage, rows) if layout.columns else ())
         moved = self._held.moved(layout.values)
         if module.seen != moved:
@@ -550,6 +553,7 @@ class NativeCalls:
             most, work = max(most, between), work + more
         nbytes = most * self._dtype.itemsize
         if nbytes >= _MUCH and (self._room is None or self._room.nbytes < nbytes):
+            self._room = None
             self._room = pool.shared.empty((nbytes,), torch.uint8)
         return None if nbytes < _MUCH else self._room, work > library.SMALL_WORK
 
@@ -607,7 +611,7 @@ class NativeCalls:
             assert module is not None
             for value in module.layout.values:
                 if value not in values:
-                    values[value] = tables.write_value(value, held)
+                    values[value] = tables.write_value(value, held, self._read(value))
             into = values[module.layout.into]
             rest = mine, held, into, self._turn.local, updates
             one: Returning | SeveralReturning
@@ -635,6 +639,22 @@ class NativeCalls:
             held.came(value, int(tables.values[value, 1]))
         self._learn(returning, got)
         self._turn.kept[begin:end] = [None] * (end - begin)
+
+    def _read(self, value: int) -> Collection[int] | None:
+        """Columns of a value that are read from now on; None: it may be any, by calls that C has
+        not made."""
+        if self._looks_back is None:
+            both = zip(self._turn.plan.calls, self._turn.kept, strict=True)
+            self._looks_back = any(
+                called.stage.source.looks_back
+                for called, kept in both
+                if not isinstance(kept, NativeKept)
+            )
+        if self._looks_back:
+            return None
+        layouts = [module.layout for module in self._modules.values() if module is not None]
+        found = {j for each in layouts if each.into == value for j in each.read_back}
+        return found | {j for each in layouts for number, j in each.looks_at if number == value}
 
     def _learn(self, returning: Sequence[Returning | SeveralReturning], got: Got) -> None:
         """Tell weights what has been found for them: products and sums of rows of all modules in

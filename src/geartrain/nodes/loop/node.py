@@ -334,7 +334,7 @@ class LoopNode(AbstractNode):
 
     def _call_together(self, turn: Turn, together: JointCall) -> bool:
         """Run several calls, forward; False, and nothing has happened: each is to run by itself."""
-        held, rows, stage = turn.held, together.rows, together.calls[0].stage
+        held, rows, stage = turn.held, together.rows, together.stages[0]
         numbers = together.numbers
         if numbers in self._apart or not all(map(self._kernels.known, numbers)):
             return False
@@ -634,16 +634,15 @@ class LoopNode(AbstractNode):
     ) -> bool:
         """The way back of calls that were taken together; False: some of their rows stay."""
         held, together = turn.held, left.together
-        rows, first, into = together.rows, together.first, together.calls[0].stage.into.number
+        rows, first, into = together.rows, together.first, together.stages[0].into.number
         touched = held.touched.get(into)
         if mine is not None or touched is None or not touched[first : first + len(rows)].all():
             return False
         gradient = held.gradient(into, first, len(rows), None)
-        inner = [
-            self._inner[c.stage.number] for c in together.calls if isinstance(c.stage, CallStage)
-        ]
+        inner = [self._inner[number] for number in together.numbers]
         sums = [GradientSum(()) if i.weights is None else i.weights.gradient for i in inner]
-        local = [turn.local[called.rows.state[INSTANCE]] for called in together.calls]
+        ends = np.cumsum(together.sizes)[:-1]
+        local = np.split(turn.local[rows.state[INSTANCE]], ends)
         try:
             with ExitStack() as stack:
                 for one, places, into_ in zip(inner, local, sums, strict=True) if updates else ():

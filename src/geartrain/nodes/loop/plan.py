@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
+from weakref import ref
 
 import numpy as np
 
@@ -73,27 +74,32 @@ class Called:
 class JointCall:
     """Calls of several modules, one after the other, that read rows of one value and write another.
 
+    It is known to its calls, and does not know them: what each holds of the other, and their rows,
+    would stay until Python collects garbage.
+
     Args:
         number: Of the first of them.
-        calls: They.
+        stages: The modules.
+        sizes: Rows of each call.
         rows: Of all of them, those of the first call first.
         first: Of the rows that they write.
     """
 
     number: int
-    calls: list[Called]
+    stages: Sequence[CallStage]
+    sizes: list[int]
     rows: RowNumbers
     first: int
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """Of their modules."""
-        return tuple([c.stage.number for c in self.calls if isinstance(c.stage, CallStage)])
+        return tuple([stage.number for stage in self.stages])
 
     @property
-    def sizes(self) -> list[int]:
-        """Rows of each call."""
-        return [len(called.rows) for called in self.calls]
+    def end(self) -> int:
+        """Of the call after them."""
+        return self.number + len(self.sizes)
 
 
 @final
@@ -131,7 +137,8 @@ class AbstractStage(ABC):
     """One operator of a loop.
 
     Attributes:
-        targets: By output port the stage that reads it, and its input port.
+        targets: By output port the stage that reads it, and its input port. The planner holds
+            stages: in a loop they would hold one another, until Python collects garbage.
         back: Output ports behind which a loop begins anew, and how ``Watch`` calls them.
         waiting: By input port, what has come.
         sent: Whether anything has come since somebody looked.
@@ -141,10 +148,14 @@ class AbstractStage(ABC):
     """Whether it brings rows together that come at different times."""
 
     def __init__(self, ports: int = 1) -> None:
-        self.targets: dict[int, tuple[AbstractStage, int]] = {}
+        self.targets: dict[int, tuple[ref[AbstractStage], int]] = {}
         self.back: dict[int, tuple[int, int]] = {}
         self.waiting: list[list[RowNumbers]] = [[] for _ in range(ports)]
         self.sent = False
+
+    def leads(self, way: int, reader: AbstractStage, port: int) -> None:
+        """What leaves by an output port comes to a stage by this port of it."""
+        self.targets[way] = ref(reader), port
 
     def send(self, port: int, rows: RowNumbers) -> None:
         """Rows come by a port."""

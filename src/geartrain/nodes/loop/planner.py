@@ -192,7 +192,9 @@ class Planner:
             self._count(stage.back[way], rows)
         target = stage.targets.get(way)
         if target is not None:
-            target[0].send(target[1], rows)
+            reader = target[0]()
+            assert reader is not None
+            reader.send(target[1], rows)
 
     def _run_together(self, calls: Sequence[CallStage], plan: LoopPlan) -> None:
         """Call several modules with what waits for them."""
@@ -204,18 +206,19 @@ class Planner:
             return
         state = np.concatenate([r.state for r in came], axis=1)
         made = plan.numbers.more(calls[0].into.number, numbers.size)
-        together = JointCall(len(plan.calls), [], RowNumbers(numbers, state), int(made[0]))
-        ends = list(accumulate(map(len, came)))
+        sizes = [len(rows) for rows in came]
+        both = RowNumbers(numbers, state)
+        together = JointCall(len(plan.calls), calls, sizes, both, int(made[0]))
+        ends = list(accumulate(sizes))
         for call, rows, end in zip(calls, came, ends, strict=True):
             first = together.first + end - len(rows)
-            together.calls.append(Called(call, rows, first, None, together))
-        plan.calls += together.calls
+            plan.calls.append(Called(call, rows, first, None, together))
         if plan.run is not None:
-            for number, called in enumerate(together.calls, together.number):
-                plan.run(number, called)
-        target, port = calls[0].targets[0]
-        if all(call.targets[0] == (target, port) and not call.back for call in calls):
-            target.send(port, RowNumbers(made, state))
+            for number in range(together.number, together.end):
+                plan.run(number, plan.calls[number])
+        target = calls[0].targets[0]
+        if all(call.targets[0] == target and not call.back for call in calls):
+            self._send(calls[0], 0, RowNumbers(made, state))
             return
         for call, rows, end in zip(calls, came, ends, strict=True):
             self._send(call, 0, RowNumbers(made[end - len(rows) : end], rows.state))
@@ -254,7 +257,8 @@ def _reached_from(start: AbstractStage) -> set[int]:
     while stack:
         stage = stack.pop()
         for way, (target, _) in stage.targets.items():
-            if way not in stage.back and id(target) not in found:
-                found.add(id(target))
-                stack.append(target)
+            reader = target()
+            if way not in stage.back and reader is not None and id(reader) not in found:
+                found.add(id(reader))
+                stack.append(reader)
     return found

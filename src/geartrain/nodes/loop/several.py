@@ -151,6 +151,10 @@ class SeveralLayout:
         routines = form.forward, form.backward, form.without
         self._forward, self._back, self._without = (_Slots(form, r, rows) for r in routines)
         self._lay_out_reads(tensors, held)
+        lying = [*form.backward.slots.values(), *form.without.slots.values()]
+        lying += [lies for _, lies in form.gradients.values()]
+        self.read_back = frozenset(j for how, j in lying if how == "output")
+        """Columns of the value that it makes which the way back reads."""
         self.values = list(dict.fromkeys([self.into, *[r.number for r, _ in self._pairs]]))
         """Whose gradients the way back reads, or adds to."""
 
@@ -161,7 +165,8 @@ class SeveralLayout:
         """By read, the tensor that it is for, and which of that."""
         self.many = [read.many for read, _ in self._pairs]
         """By read, the rows that lie side by side in a row."""
-        self._looks_again = any(read.how == "max" for read, _ in self._pairs)
+        self.looks_at = {(read.number, read.column) for read, _ in self._pairs if read.how == "max"}
+        """Columns of values in which the way back looks for the largest members."""
         self.reads = np.zeros((len(self._pairs), calls.READ_WORDS), np.int64)
         for words, (read, (_, i)) in zip(self.reads, self._pairs, strict=True):
             row = self.blocks[self.own_kind][self.block["input", i][1]].row
@@ -230,7 +235,7 @@ class SeveralLayout:
         self._words[n : 2 * n] = slots.words
         found = {i: at[lies] for i, (_, lies) in self.form.gradients.items()}
         self.reads[:, calls.READ_BACK] = [found.get(i, 0) for _, (_, i) in self._pairs]
-        if self._looks_again:  # which members hold the most; buffers may have moved
+        if self.looks_at:  # which members hold the most; buffers may have moved
             self.reads[:, calls.READ_FROM] = [x.data_ptr() for x in self._sources(held)]
 
 
@@ -317,7 +322,7 @@ class SeveralModule:
         self._next = lengths, lengths
         return True
 
-    def reserve(self, n: int, more: int) -> None:
+    def reserve(self, n: int, more: int, most: int) -> None:
         """Make room for the rows that were accepted last; if need be, for so many in all if they
         are more."""
         assert self._next is not None

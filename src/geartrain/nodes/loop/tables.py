@@ -8,7 +8,7 @@ From firing to firing the words stay, and addresses are written anew.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Final, Protocol, TypeVar, final
 
 import numpy as np
@@ -114,9 +114,17 @@ class Tables:
             layout.write(self.modules[number])
             self._written[number] = layout
 
-    def write_value(self, number: int, held: FiringTensors) -> list[Tensor | None]:
-        """Write where the gradients of a value are, and who has got one; they."""
-        found = held.zeros(number)
+    def write_value(
+        self, number: int, held: FiringTensors, read: Collection[int] | None
+    ) -> list[Tensor | None]:
+        """Write where the gradients of a value are, and who has got one; they.
+
+        Args:
+            number: Of the value.
+            held: Has them.
+            read: Columns of it that are still read; None: all.
+        """
+        found = held.zeros(number, read)
         columns = self._columns.get(number)
         if columns is None or columns.size != len(found):
             columns = self._columns[number] = np.zeros(len(found), np.int64)

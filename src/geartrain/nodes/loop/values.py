@@ -142,6 +142,17 @@ class AbstractValue(ABC):
         """Whether its rows are rows of a stored value, of the same numbers."""
         return False
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether ``scatter`` reads what rows hold."""
+        return any(each.looks_back for each in self.made_of)
+
+    @property
+    def made_of(self) -> Sequence[AbstractValue]:
+        """Values whose rows its own are made of."""
+        source: AbstractValue | None = getattr(self, "source", None)
+        return () if source is None else (source,)
+
 
 @final
 class Stored(AbstractValue):
@@ -207,6 +218,10 @@ class Grouped(AbstractValue):
     def __init__(self, number: int, source: AbstractValue, how: How) -> None:
         super().__init__(number)
         self.source, self.how = source, how
+
+    @property
+    def looks_back(self) -> bool:
+        return self.how == "max" or super().looks_back
 
     def gather(self, held: AbstractTensors, rows: IntArray) -> Payload:
         members, sizes = self._members(held, rows)
@@ -401,6 +416,10 @@ class SideBySide(AbstractValue):
         super().__init__(number)
         self.sources, self.how = list(sources), how
         self._widths: list[int] = []
+
+    @property
+    def made_of(self) -> Sequence[AbstractValue]:
+        return self.sources
 
     def gather(self, held: AbstractTensors, rows: IntArray) -> Payload:
         sides = held.numbers.sides(self.number, rows)

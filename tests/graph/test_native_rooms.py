@@ -1,0 +1,182 @@
+"""Memory of calls that C makes many at a time: how much is asked for, and that nothing is written
+behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph, Stream
+from geartrain.native import fused, library, pool
+from geartrain.nodes.loop import buffers
+from geartrain.nodes.loop.buffers import FiringTensors
+from geartrain.nodes.loop.native import NativeCalls
+from tests.rigs.called import (
+    CASES,
+    WIDTH,
+    Gated,
+    Start,
+    linear,
+    random_trees,
+    sets,
+    squared,
+    turning,
+)
+from tests.rigs.passes import Order, accumulate, assert_same_gradients
+
+MARK = 0xA5
+ROWS = 2000
+HIDDEN = 96
+
+
+class Guarded:
+    """In place of the pool: memory with marks behind it."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[Tensor, int]] = []
+        self.behind = 4096
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        whole = torch.full((nbytes + self.behind,), MARK, dtype=torch.uint8)
+        self.all.append((whole, nbytes))
+        return whole[:nbytes].view(dtype).view(tuple(shape))
+
+    def check(self) -> None:
+        """Nobody has written behind any of it."""
+        assert self.all
+        assert all(bool((whole[nbytes:] == MARK).all()) for whole, nbytes in self.all)
+
+
+@pytest.fixture
+def guarded(native: library.Library, monkeypatch: pytest.MonkeyPatch) -> Guarded:
+    found = Guarded()
+    monkeypatch.setattr(pool.shared, "empty", found.empty)
+    return found
+
+
+class Wide(nn.Module):
+    """Computes much in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.down(torch.sigmoid(torch.tanh(self.up(h)).square()) + self.up(c))
+        return torch.tanh(y), c - y
+
+
+def wide(state: Stream, graph: Graph) -> Stream:
+    return state.through(Wide().double(), name="cell", keep="activations")
+
+
+def many_rows() -> list[Instance]:
+    rng = np.random.default_rng(4)
+    return [
+        Instance(
+            {"x": torch.from_numpy(rng.standard_normal((n, WIDTH)))},
+            {"token": np.zeros(n, np.int64)},
+            value={"turns": 2},
+        )
+        for n in (7, ROWS, 9)
+    ]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_call_of_many_rows_asks_for_no_more_than_c_takes_at_a_time(
+    threads: int, guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    want = accumulate(turning(wide, "steps"), many_rows()).gradients
+    guarded.behind = fused.IN_BETWEEN
+    asked: list[int] = []
+    before = NativeCalls._extent
+
+    def extent(self: NativeCalls, *given: Any, **named: Any) -> tuple[Tensor | None, bool]:
+        room, much = before(self, *given, **named)
+        asked.append(0 if room is None else room.nbytes)
+        return room, much
+
+    monkeypatch.setattr(NativeCalls, "_extent", extent)
+    monkeypatch.setattr(library, "MUCH_WORK", 1)  # as many threads as there are
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    torch.manual_seed(0)
+    found = accumulate(turning(wide, "whole"), many_rows(), Order(max_active=1)).gradients
+    assert_same_gradients(found, want)
+    guarded.check()
+    most = fused.IN_BETWEEN * threads
+    assert ROWS * HIDDEN * 8 > most / threads
+    assert most / 2 < max(asked) <= most
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_written_behind_any_memory_of_a_turn(name: str, guarded: Guarded) -> None:
+    make, data = CASES[name]
+    accumulate(make("whole"), data(), Order(max_active=3))
+    guarded.check()
+
+
+def test_gradients_lie_where_values_lay_that_nobody_has_any_more(
+    native: library.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nowhere else: views that somebody keeps stay as they were."""
+    over: list[bool] = []
+    had: list[tuple[Tensor, Tensor]] = []
+    seen: set[tuple[FiringTensors, int]] = set()
+    before = FiringTensors.zeros
+
+    def zeros(self: FiringTensors, number: int, *read: Any) -> list[Tensor | None]:
+        columns = self.likes(number) or ()
+        if keep and (self, number) not in seen:
+            seen.add((self, number))
+            had.extend([(x[1:3], x[1:3].clone()) for x in columns])
+        found = before(self, number, *read)
+        pairs = zip(found, columns, strict=True)
+        over.extend(g.data_ptr() == x.data_ptr() for g, x in pairs if g is not None)
+        return found
+
+    monkeypatch.setattr(FiringTensors, "zeros", zeros)
+    keep = False
+    first = _passed()
+    assert any(over) and not all(over)  # a column is read on the way back
+    keep = True
+    assert_same_gradients(_passed(), first)
+    assert had and all(torch.equal(x, then) for x, then in had)
+
+
+def _passed() -> Any:
+    torch.manual_seed(0)
+    return accumulate(turning(wide, "whole"), sets(), Order(max_active=3)).gradients
+
+
+def test_what_is_read_on_the_way_back_is_not_written_over(
+    native: library.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient of a largest member goes where it is the largest."""
+    results = []
+    for spared in (True, False):
+        if not spared:
+            monkeypatch.setattr(buffers, "is_alone", lambda x: False)
+        torch.manual_seed(0)
+        results.append(accumulate(of_largest(), random_trees(None), Order(max_active=2)).gradients)
+    assert_same_gradients(*results)
+
+
+def of_largest() -> Graph:
+    graph = Graph(vertex=("parent", "siblings", "slot", "token"))
+    nodes = graph.loop(name="nodes", run="whole")
+    nodes.join(graph.input("x").through(Start().double(), name="leaf", keep="activations"))
+    inner, root = nodes.where(lambda m: m.parent >= 0)
+    above = {"vertex": lambda m: m.parent}
+    met = inner.group(by=above, size="siblings", order="slot", how="max", name="met")
+    nodes.join(met.through(Gated().double(), name="cell", read="token", keep="activations"))
+    nodes.through(linear(), name="readout", take=0, keep="activations").loss(squared, name="each")
+    root.through(linear(), name="last", take=1).loss(squared)
+    return graph
