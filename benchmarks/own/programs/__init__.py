@@ -7,6 +7,7 @@ from typing import Final
 
 from benchmarks.own.programs.attentive import Attentive
 from benchmarks.own.programs.childsum import ChildSum
+from benchmarks.own.programs.depths import Depths
 from benchmarks.own.programs.edges import Edges
 from benchmarks.own.programs.exits import Exits
 from benchmarks.own.programs.grower import Grower
@@ -15,9 +16,11 @@ from benchmarks.own.programs.hierarchy import Hierarchy
 from benchmarks.own.programs.layouts import Layouts
 from benchmarks.own.programs.messages import Messages
 from benchmarks.own.programs.moe import Moe
+from benchmarks.own.programs.overseen import Overseen
 from benchmarks.own.programs.parser import Parser
 from benchmarks.own.programs.pointer import Pointer
 from benchmarks.own.programs.program import AbstractProgram
+from benchmarks.own.programs.reader import Reader
 from benchmarks.own.programs.seq2seq import SequenceToSequence
 from benchmarks.own.programs.skip import Skip
 from benchmarks.own.programs.tagger import Tagger
@@ -42,6 +45,9 @@ PROGRAMS: Final[Mapping[str, type[AbstractProgram]]] = {
         Layouts,
         Parser,
         Attentive,
+        Depths,
+        Reader,
+        Overseen,
     )
 }
 """All of them by name."""
