@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
-from benchmarks.own.programs.program import AbstractProgram, Item, joined, tokens
+from benchmarks.own.programs.program import (
+    AbstractProgram,
+    Item,
+    instance_of_set,
+    joined,
+    labelled_sets,
+    tokens,
+)
 
 LAYERS, CLASSES, FEATURES = 6, 5, 16
 
@@ -57,12 +64,7 @@ class Depths(AbstractProgram):
         self.readout = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, CLASSES))
 
     def generate(self, n: int, seed: int) -> list[Item]:
-        random, fixed = np.random.default_rng(seed), np.random.default_rng(0)
-        centre, items = fixed.standard_normal((FEATURES, CLASSES)), []
-        for _ in range(n):
-            x = random.standard_normal((random.integers(4, 21), FEATURES)).astype(np.float32)
-            items.append({"x": x, "label": int((x @ centre).sum(0).argmax())})
-        return items
+        return labelled_sets(n, seed, 20, FEATURES, CLASSES)
 
     def graph(self) -> gt.Graph:
         graph = gt.Graph(value=("label", "tokens"))
@@ -78,8 +80,7 @@ class Depths(AbstractProgram):
         return graph
 
     def instance(self, item: Item, dtype: torch.dtype = torch.float32) -> gt.Instance:
-        value = {"label": item["label"], "tokens": len(item["x"])}
-        return gt.Instance({"x": torch.from_numpy(item["x"]).to(dtype)}, value=value)
+        return instance_of_set(item, dtype)
 
     def plain(self, item: Item) -> Tensor:
         found = []

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
-from benchmarks.own.programs.program import AbstractProgram, Item, joined, tokens
+from benchmarks.own.programs.program import (
+    AbstractProgram,
+    Item,
+    instance_of_set,
+    joined,
+    labelled_sets,
+    tokens,
+)
 
 LAYERS, EXPERTS, CLASSES, FEATURES = 2, 8, 4, 16
 
@@ -63,12 +70,7 @@ class Moe(AbstractProgram):
         return [(gate, list(experts.children())) for gate, experts in pairs]
 
     def generate(self, n: int, seed: int) -> list[Item]:
-        random, fixed = np.random.default_rng(seed), np.random.default_rng(0)
-        centre, items = fixed.standard_normal((FEATURES, CLASSES)), []
-        for _ in range(n):
-            x = random.standard_normal((random.integers(4, 13), FEATURES)).astype(np.float32)
-            items.append({"x": x, "label": int((x @ centre).sum(0).argmax())})
-        return items
+        return labelled_sets(n, seed, 12, FEATURES, CLASSES)
 
     def graph(self) -> gt.Graph:
         graph = gt.Graph(value=("label", "tokens"))
@@ -87,8 +89,7 @@ class Moe(AbstractProgram):
         return graph
 
     def instance(self, item: Item, dtype: torch.dtype = torch.float32) -> gt.Instance:
-        value = {"label": item["label"], "tokens": len(item["x"])}
-        return gt.Instance({"x": torch.from_numpy(item["x"]).to(dtype)}, value=value)
+        return instance_of_set(item, dtype)
 
     def plain(self, item: Item) -> Tensor:
         found = []

@@ -75,6 +75,22 @@ def tokens(values: NDArray[np.int64] | int) -> Tensor:
     return torch.from_numpy(np.atleast_1d(np.asarray(values, np.int64)))
 
 
+def labelled_sets(n: int, seed: int, most: int, features: int, classes: int) -> list[Item]:
+    """Sets of 4 to ``most`` tokens, ``x``, with the class that their sum has most of as label."""
+    random, fixed = np.random.default_rng(seed), np.random.default_rng(0)
+    centre, items = fixed.standard_normal((features, classes)), []
+    for _ in range(n):
+        x = random.standard_normal((random.integers(4, most + 1), features)).astype(np.float32)
+        items.append({"x": x, "label": int((x @ centre).sum(0).argmax())})
+    return items
+
+
+def instance_of_set(item: Item, dtype: torch.dtype) -> gt.Instance:
+    """What a graph with the values ``label`` and ``tokens`` is fed for one of them."""
+    value = {"label": item["label"], "tokens": len(item["x"])}
+    return gt.Instance({"x": torch.from_numpy(item["x"]).to(dtype)}, value=value)
+
+
 def parents_at_random(random: np.random.Generator, n: int, reach: int) -> NDArray[np.int64]:
     """Parents of n vertices, children before parents: each is within ``reach`` of its child."""
     parent = np.arange(n) + random.integers(1, reach + 1, n)

@@ -187,6 +187,13 @@ def ragged_index(lengths: IntArray, rows: IntArray) -> IntArray:
     return ranges(starts[rows], lengths[rows])
 
 
+def ends_of(lengths: IntArray) -> IntArray:
+    """Where each of so many begins, side by side, and the last one ends: int64 ``(n + 1,)``."""
+    ends = np.zeros(lengths.size + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    return ends
+
+
 def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     """``concatenate([arange(s, s + n) for s, n in zip(starts, lengths)])``, vectorised."""
     ends = lengths.cumsum()

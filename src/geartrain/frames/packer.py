@@ -26,7 +26,7 @@ from geartrain.errors import DataError
 from geartrain.frames.columns import Columns
 from geartrain.frames.frame import Arena
 from geartrain.frames.instance import Instance, as_column
-from geartrain.frames.message import IntArray, ranges
+from geartrain.frames.message import IntArray, ends_of, ranges
 from geartrain.frames.packed import Packed, PackedRows
 from geartrain.frames.table import Column, Table
 
@@ -108,8 +108,8 @@ class Packer:
             np.fromiter([i.key for i in instances], np.object_, len(instances)),
             sizes,
             edge_sizes,
-            _ends(sizes),
-            _ends(edge_sizes),
+            ends_of(sizes),
+            ends_of(edge_sizes),
             vertex,
             edge,
             value,
@@ -138,7 +138,7 @@ class Packer:
         ):
             raise DataError("columns are missing, or unknown to the graph")
         sizes = columns.lengths[places]
-        ends = _ends(sizes)
+        ends = ends_of(sizes)
         which = ranges(columns.starts[places], sizes)
         at = np.arange(which.size) - ends[:-1].repeat(sizes)
         vertex = {m: columns.vertex[m][which] for m in arena.vertex_names}
@@ -152,7 +152,7 @@ class Packer:
             given = columns.inputs.get(name)
             if given is None:
                 nothing = np.zeros(n, np.int64)
-                inputs[name] = PackedRows(None, nothing, _NOWHERE, _ends(nothing))
+                inputs[name] = PackedRows(None, nothing, _NOWHERE, ends_of(nothing))
                 continue
             self._require_shape(operator, given)
             payload = given.detach().index_select(0, rows)
@@ -166,7 +166,7 @@ class Packer:
             sizes,
             edge_sizes,
             ends,
-            _ends(edge_sizes),
+            ends_of(edge_sizes),
             vertex,
             edge,
             value,
@@ -235,7 +235,7 @@ class Packer:
         stacked = _stacked(given, self._shapes.get(name))
         if stacked is not None:
             payload, lengths = stacked
-            ends = _ends(lengths)
+            ends = ends_of(lengths)
             _check_finite(instances, name, payload, lengths)
             at = np.arange(payload.shape[0]) - ends[:-1].repeat(lengths)
             return PackedRows(payload, lengths, at, ends)
@@ -255,7 +255,7 @@ class Packer:
         joined = _join_rows(name, parts) if lengths.any() else None
         if joined is not None:
             _check_finite(instances, name, joined, lengths)
-        return PackedRows(joined, lengths, np.concatenate(places), _ends(lengths))
+        return PackedRows(joined, lengths, np.concatenate(places), ends_of(lengths))
 
     def _pair(
         self, operator: Entrance, instance: Instance, brought: Any
@@ -343,12 +343,6 @@ _FLOATS: Final = frozenset((float, np.float32, np.float64))
 
 def _lengths(arrays: Sequence[Any]) -> IntArray:
     return np.fromiter(map(len, arrays), np.int64, len(arrays))
-
-
-def _ends(lengths: IntArray) -> IntArray:
-    ends = np.zeros(lengths.size + 1, np.int64)
-    np.cumsum(lengths, out=ends[1:])
-    return ends
 
 
 def _joined(columns: Sequence[Any], sizes: IntArray) -> Column | None:

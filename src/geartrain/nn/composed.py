@@ -26,13 +26,12 @@ def _attention(
 ) -> Tensor | None:
     if dropout_p or is_causal or enable_gqa:
         return None
+    return _shares(_scores(query, key, scale), attn_mask, keeps=True, dead=False) @ value
+
+
+def _scores(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    score = (query * scale) @ key.transpose(-2, -1)
-    if attn_mask is not None and attn_mask.dtype is torch.bool:
-        score = score.masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        score = score + attn_mask
-    return score.softmax(-1) @ value
+    return (query * scale) @ key.transpose(-2, -1)
 
 
 def _of_heads(
@@ -147,9 +146,7 @@ def _attention_within(
         return None
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    score = (query * scale) @ key.transpose(-2, -1)
-    return _shares(score, attn_mask, keeps=True) @ value
+    return _shares(_scores(query, key, scale), attn_mask, keeps=True) @ value
 
 
 def _of_heads_within(

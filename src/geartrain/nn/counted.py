@@ -10,7 +10,8 @@ of the number of rows is refused instead of specialised.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast, final
 
 import torch
@@ -216,8 +217,18 @@ def _is_turned_back(x: fx.Node) -> bool:
     return set(args[1:]) == set(args[0].args[1:])
 
 
-def needed_by(roots: Iterable[fx.Node], made: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
-    """What roots are computed from, and they, as far as it has not been made."""
+def needed_by(
+    roots: Iterable[fx.Node],
+    made: Collection[fx.Node] = (),
+    also: Mapping[fx.Node, fx.Node] = MappingProxyType({}),
+) -> set[fx.Node]:
+    """What roots are computed from, and they.
+
+    Args:
+        roots: Nodes.
+        made: Those that there are already, and so all that nothing else is computed from.
+        also: What a node wants besides its arguments.
+    """
     needed: set[fx.Node] = set()
     waiting = list(roots)
     while waiting:
@@ -225,6 +236,8 @@ def needed_by(roots: Iterable[fx.Node], made: Mapping[fx.Node, fx.Node]) -> set[
         if x not in made and x not in needed:
             needed.add(x)
             waiting += x.all_input_nodes
+            if x in also:
+                waiting.append(also[x])
     return needed
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, final
 import torch
 from torch import Tensor, fx
 
-from geartrain.nn.counted import SIZES
+from geartrain.nn.counted import SIZES, needed_by
 from geartrain.nn.places import Like
 from geartrain.nn.terms import How, Term
 from geartrain.nodes.products import affine, times
@@ -332,7 +332,7 @@ class Folding:
         Args:
             roots: All that is wanted.
         """
-        live = _reached(roots)
+        live = needed_by(roots)
         parts: dict[fx.Node, list[tuple[fx.Node, Columns]]] = {}
         for x in self._graph.nodes:
             part = self._part(x) if x in live else None
@@ -398,7 +398,7 @@ class Folding:
             What is in whose place.
         """
         instead: dict[fx.Node, fx.Node] = {}
-        live = _reached(roots)
+        live = needed_by(roots)
         for x in list(self._graph.nodes):
             if x in live and x.target in _AFFINE and (new := self._met(x)) is not None:
                 x.replace_all_uses_with(new)
@@ -460,15 +460,3 @@ class Folding:
 def _moved(columns: Columns, own: Sequence[int]) -> Columns:
     """Some columns of what is itself ``own`` columns of a weight, or all of it, as its own."""
     return (own[0] + columns[0], own[0] + columns[1]) if own else columns
-
-
-def _reached(roots: Iterable[fx.Node]) -> set[fx.Node]:
-    """The roots, and all that they are made of."""
-    found: set[fx.Node] = set()
-    waiting = list(roots)
-    while waiting:
-        x = waiting.pop()
-        if x not in found:
-            found.add(x)
-            waiting += x.all_input_nodes
-    return found

@@ -27,6 +27,7 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, gathered
 from geartrain.nodes.looked_up import Lookup
+from geartrain.nodes.loop.numbers import consecutive
 
 
 @final
@@ -157,9 +158,10 @@ class Program(AbstractKernel):
     @staticmethod
     def _lying(kept: Payload, rows: IntArray | None, back: Routine, first: int) -> Payload:
         """Residuals of these rows: where they lie, if those are neighbours and nobody gets them."""
-        if rows is None or not _are_neighbours(rows):
+        start = -1 if rows is None or not rows.size else consecutive(rows)
+        if rows is None or start < 0:
             return gathered(kept, rows)
-        start, end = int(rows[0]), int(rows[-1]) + 1
+        end = start + rows.size
         found = [x[start:end] for x in kept]
         lost = [k for k in range(len(kept)) if back.hands_over(first + k)]
         for k, x in zip(lost, gathered(tuple([kept[k] for k in lost]), rows), strict=True):
@@ -384,12 +386,6 @@ class Program(AbstractKernel):
                 into.add_rows(parameter, ids.long(), rows)
             else:
                 into.add_at(parameter, ids, rows)
-
-
-def _are_neighbours(rows: IntArray) -> bool:
-    """Whether they lie one behind the other."""
-    n = rows.size
-    return n > 0 and int(rows[-1] - rows[0]) == n - 1 and bool((rows[1:] - rows[:-1] == 1).all())
 
 
 @final

@@ -36,15 +36,7 @@ from geartrain.nn.named import (
     row_numbers,
 )
 from geartrain.nn.pieces import PARTS, WHOLES
-from geartrain.nn.places import (
-    RESHAPES,
-    Like,
-    Places,
-    Refused,
-    Value,
-    called,
-    like_of,
-)
+from geartrain.nn.places import RESHAPES, Like, Places, Refused, Value, called, like_of
 from geartrain.nn.reckoning import CONSTANTS, reckon, reckons, repeated
 from geartrain.nn.taken import ADDED, TAKEN
 from geartrain.nn.windows import MOST_ENTRIES

@@ -13,6 +13,7 @@ from torch import fx
 
 from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
+from geartrain.nn.counted import needed_by
 from geartrain.nn.places import Refused, called
 from geartrain.nn.ragged.values import (
     BUNDLES,
@@ -106,7 +107,7 @@ class AbstractLowering(ABC):
         for k, x in enumerate(self.tangents):
             at = Buffer(0, 0, True, "given", len(given) + k)
             self.values[x] = self._whole(x, at)
-        read = _read_by(self.nodes[-1])
+        read = needed_by(self.nodes[-1].all_input_nodes)
         for x in self.nodes:
             own = {self.tangents.index(x)} if x in self.tangents else set()
             self.of[x] = frozenset(own.union(*(self.of[s] for s in x.all_input_nodes)))
@@ -479,15 +480,3 @@ def same_numbers(x: fx.Node, twin: fx.Node, but: int | None = None) -> None:
     for k, (a, b) in enumerate(zip(x.args, twin.args, strict=True)):
         if k != but and not isinstance(a, (fx.Node, tuple, list)) and a != b:
             raise Refused(f"{x.target} with {a} in one trace and {b} in another")
-
-
-def _read_by(node: fx.Node) -> set[fx.Node]:
-    """All that a node is made of."""
-    seen: set[fx.Node] = set()
-    waiting = list(node.all_input_nodes)
-    while waiting:
-        x = waiting.pop()
-        if x not in seen:
-            seen.add(x)
-            waiting += x.all_input_nodes
-    return seen

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from geartrain.frames.message import IntArray, Payload, ranges
+from geartrain.frames.message import IntArray, Payload, ends_of, ranges
 from geartrain.nn.ragged.program import RaggedCall
 from geartrain.nn.ragged.values import BUNDLES, EDGES, MEMBERS
 from geartrain.nodes.inside import Inside
@@ -18,7 +18,7 @@ def call_of_inside(inputs: Payload, inside: Inside, names: Mapping[str, bool]) -
     """Of rows of bundles, and what is inside; by name of an edge column, whether it is read."""
     edges = [inside.edges[name] if read else None for name, read in names.items()]
     lengths = inside.lengths.numpy()
-    ends = _ends(lengths)
+    ends = ends_of(lengths)
     n = inputs[0].shape[0]
     count = next((x.shape[0] for x in edges if x is not None), 0)
     given: list[Tensor | None] = [*inputs, inside.lengths, inside.segment, *edges]
@@ -39,18 +39,11 @@ def call_of_memory(
     """
     at = len(inputs) - columns
     given: list[Tensor | None] = [*inputs[:at], *[None] * (len(held) + 1), *inputs[at:]]
-    cells, ends = ranges(starts, lengths), _ends(lengths)
+    cells, ends = ranges(starts, lengths), ends_of(lengths)
     owners = partial(_owners_reading, lengths)
     sizes = lengths.size, cells.size, 0, held[0].shape[0]
     memory = {at + k: x for k, x in enumerate(held)}
     return RaggedCall(sizes, given, ends, cells, memory, (BUNDLES, owners))
-
-
-def _ends(lengths: IntArray) -> IntArray:
-    """Where bundles begin and end."""
-    found = np.zeros(lengths.size + 1, np.int64)
-    lengths.cumsum(out=found[1:])
-    return found
 
 
 def _owners_inside(inside: Inside, ends: IntArray, n: int, kind: int) -> IntArray:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 
+from geartrain.nn.counted import needed_by
 from geartrain.nn.ragged.base import AbstractLowering
 
 aten = torch.ops.aten
@@ -44,16 +45,7 @@ def segment_of(lengths: Tensor) -> Tensor:
 
 def above(low: AbstractLowering, nodes: Sequence[fx.Node]) -> set[fx.Node]:
     """Nodes, and all that they are made of."""
-    seen: set[fx.Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        x = waiting.pop()
-        if x not in seen:
-            seen.add(x)
-            waiting += x.all_input_nodes
-            if x in low.counting:
-                waiting.append(low.counting[x])
-    return seen
+    return needed_by(nodes, also=low.counting)
 
 
 def end_of_bundles(low: AbstractLowering, node: fx.Node) -> int | None:

@@ -332,10 +332,16 @@ class CallLayout:
             bases[slot] = at(home)
         self._bases[:] = bases
         if self._targets:
-            sources = [((held.likes(v) or ())[c], parts) for v, c, parts in self._sources]
-            self.reads[:, calls.READ_LIMIT] = [x.shape[0] * parts for x, parts in sources]
-            self.reads[:, calls.READ_FROM] = [x.data_ptr() for x, _ in sources]
+            sources = self._now(held)
+            self.reads[:, calls.READ_LIMIT] = [
+                x.shape[0] * parts for x, (*_, parts) in zip(sources, self._sources, strict=True)
+            ]
+            self.reads[:, calls.READ_FROM] = [x.data_ptr() for x in sources]
             self.reads[:, calls.READ_INTO] = [at(home) for home in self._targets]
+
+    def _now(self, held: FiringTensors) -> list[Tensor]:
+        """What its reads read, where it lies now."""
+        return [(held.likes(value) or ())[column] for value, column, _ in self._sources]
 
     def place_back(
         self,
@@ -388,8 +394,7 @@ class CallLayout:
             found = {i: argument(k) if k >= 0 else made(~k) for i, k in self._back_of.items()}
             self.reads[:, calls.READ_BACK] = [found.get(i, 0) for i in self._answered]
         if self.looks_at:  # which members hold the most; buffers may have moved
-            now = [(held.likes(v) or ())[c].data_ptr() for v, c, _ in self._sources]
-            self.reads[:, calls.READ_FROM] = now
+            self.reads[:, calls.READ_FROM] = [x.data_ptr() for x in self._now(held)]
 
     def sums(self, updates: int) -> list[Tensor | None]:
         """Zeros for what the backward adds rows up in, one for each update, by what it makes."""

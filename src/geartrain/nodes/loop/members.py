@@ -334,9 +334,10 @@ class Sides:
         Raises:
             GraphError: As ``complete``.
         """
-        pool = self._direct.waiting() if self._direct is not None else None
-        if self._waiting:
-            pool = self._pool()
+        if self._direct is not None:
+            pool = self._direct.waiting()
+        else:
+            pool = self._pool() if self._waiting else None
         if pool is None:
             return []
         order, starts, counts = self._sorted(pool)

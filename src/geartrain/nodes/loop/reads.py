@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal, NamedTuple, TypeAlias, final
 
-import numpy as np
 import torch
 
-from geartrain.frames.message import IntArray
+from geartrain.frames.message import IntArray, ends_of
 from geartrain.native.rows import pointer
 
 ReadHow: TypeAlias = Literal["row", "sum", "mean", "max", "member"]
@@ -112,13 +111,6 @@ class Whence(NamedTuple):
         return self.at + 8 * int(self.starts[row]), self.at_starts + 8 * row
 
 
-def begins_of(sizes: IntArray) -> IntArray:
-    """Where the members of each row begin, and the last ones end."""
-    starts = np.zeros(sizes.size + 1, np.int64)
-    np.cumsum(sizes, out=starts[1:])
-    return starts
-
-
 def stacked(tensor: ReadTensor, k: int) -> ReadTensor | None:
     """k rows side by side, each a row; None: it is not stored rows."""
     one = tensor.plain
@@ -133,7 +125,7 @@ def added_up(tensor: ReadTensor, sizes: IntArray, how: ReadHow) -> ReadTensor | 
     one = tensor.plain
     if one is None or not (tensor.dtype.is_floating_point or how == "member"):
         return None
-    with_starts = replace(one, how=how, starts=begins_of(sizes))
+    with_starts = replace(one, how=how, starts=ends_of(sizes))
     return ReadTensor(tensor.dtype, tensor.tail, [with_starts])
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from geartrain.errors import ProtocolError
-from geartrain.frames.message import Gradient, IntArray, Payload, distinct
+from geartrain.frames.message import Gradient, IntArray, Payload, distinct, ends_of
 from geartrain.native.rows import add, take
 from geartrain.nodes.loop.numbers import Numbers
 from geartrain.nodes.loop.picking import put_back
@@ -35,7 +35,6 @@ from geartrain.nodes.loop.reads import (
     ReadTensor,
     Whence,
     added_up,
-    begins_of,
     narrowed,
     side_by_side,
     stacked,
@@ -299,7 +298,7 @@ class Grouped(AbstractValue):
         below = self.source.whence(held, members)
         if below is None:
             return None
-        starts = None if how == "row" else begins_of(sizes)
+        starts = None if how == "row" else ends_of(sizes)
         many = int(sizes[0]) if how == "row" else 1
         made: dict[int, list[Whence]] = {}  # tensors that lie together have their rows in common
         for some in below:
