@@ -263,6 +263,7 @@ def _header(plan: _Plan, load: float | None) -> dict[str, Any]:
         "recipe": plan.recipe.name,
         "target": str(plan.target),
         "seeds": plan.seeds,
+        "runtime": settings.runtime,
         "workers": settings.workers,
         "threads": plan.threads,
         "max_active": settings.max_active,

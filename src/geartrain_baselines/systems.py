@@ -2,6 +2,7 @@
 
 ours                        as the settings say, always there
 ours:replicas=2:hidden=64   ours with other settings or options
+ours:runtime=processes      ours on worker processes
 greedy, greedy:parts=8      ours by another method: the same as ours:method=greedy:parts=8
 ours-sync:50                our graph, drained after every 50 instances
 fused, fused:32             a baseline, in minibatches of 32
@@ -24,6 +25,7 @@ from geartrain_baselines.standings import System
 from geartrain_baselines.trial import OURS, SYNCHRONOUS
 
 CHANGES: Final = ("max_active", "update_every", "replicas")  # of ours, besides options
+RUNTIMES: Final = ("threads", "processes", "auto")  # on this host, by the clock
 METHOD: Final = "method"  # the option whose words stand for ours with it
 
 _DRAINED: Final = 25  # instances, where neither the recipe nor its peers say
@@ -93,7 +95,8 @@ def _what(recipe: Recipe, settings: RunSettings) -> str:
 
 
 def _where(settings: RunSettings) -> str:
-    return "" if settings.device in (None, "cpu") else f", on {settings.device}"
+    runtime = "" if settings.runtime == "threads" else f", by runtime {settings.runtime}"
+    return runtime + ("" if settings.device in (None, "cpu") else f", on {settings.device}")
 
 
 def _changes(recipe: Recipe, settings: RunSettings, text: str, given: str) -> dict[str, Any]:
@@ -104,18 +107,21 @@ def _changes(recipe: Recipe, settings: RunSettings, text: str, given: str) -> di
         name, _, value = each.partition("=")
         if name == "precision":
             changes[name] = require_precision(value, f"--against {text.strip()}: precision=")
-        elif name == "device" and value in ("cpu", "cuda"):
+        elif (name == "device" and value in ("cpu", "cuda")) or (
+            name == "runtime" and value in RUNTIMES
+        ):
             changes[name] = value
         elif name in options:
             options[name] = recipe.option(name).parse(value)
         elif name in CHANGES and value.isdecimal() and int(value) >= 1:
             changes[name] = int(value)
         else:
-            known = (*CHANGES, "precision", "device", *options)
+            known = (*CHANGES, "precision", "device", "runtime", *options)
             raise ValueError(
                 f"--against {text.strip()}: write {OURS}:NAME=VALUE with a value of 1 or more and "
-                f"one of {', '.join(CHANGES)}, or precision=bf16, or device=cuda, or one of the "
-                f"recipe's options {', '.join(options)}" + meant(name, known)
+                f"one of {', '.join(CHANGES)}, or precision=bf16, or device=cuda, or runtime= one "
+                f"of {', '.join(RUNTIMES)}, or one of the recipe's options {', '.join(options)}"
+                + meant(name, known)
             )
     if options == settings.options:
         return changes

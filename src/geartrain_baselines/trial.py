@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
@@ -74,8 +74,8 @@ def run(trial: Trial) -> None:
     """Train, and print a line of JSON an evaluation and one at the end."""
     torch.set_num_threads(trial.threads)
     ours = trial.system in (OURS, SYNCHRONOUS)
-    staleness, updates = run_ours(trial) if ours else run_baseline(trial)
-    _say({"peak_rss_mib": peak_rss_mib(), "staleness": staleness, "updates": updates})
+    staleness, updates, pids = run_ours(trial) if ours else (*run_baseline(trial), ())
+    _say({"peak_rss_mib": peak_rss_mib(pids), "staleness": staleness, "updates": updates})
 
 
 Ages: TypeAlias = Mapping[str, Mapping[str, float]]
@@ -84,14 +84,18 @@ Rates: TypeAlias = Mapping[str, float]
 """Part to its optimiser steps an epoch; a baseline is one part."""
 
 
-def run_ours(trial: Trial) -> tuple[Ages, Rates]:
-    """Train the recipe."""
+def run_ours(trial: Trial) -> tuple[Ages, Rates, Sequence[int]]:
+    """Train the recipe; the last are the ids of its worker processes, if it has any."""
     settings, data = trial.settings, None if trial.data is None else Path(trial.data)
     with preparing():
         task = find_recipe(settings.recipe).build(settings.setting(data, {}))
         train, valid = task.load("train"), task.load("valid")
     drain = trial.system == SYNCHRONOUS
-    rules, max_active, told = task.rules, settings.max_active, task.settings(settings.workers)
+    rules, max_active, told = (
+        task.rules,
+        settings.max_active,
+        task.settings(settings.workers, chosen=settings.runtime == "auto"),
+    )
     if drain:
         rules = replace(rules, update_every=Instances(trial.batch))
         told["schedule"] = replace(told["schedule"], ramp=Ramp(over=0), drain=True)
@@ -118,7 +122,7 @@ def run_ours(trial: Trial) -> tuple[Ages, Rates]:
     )
     epochs = fit.history[-1].epoch
     updates = {part: n / epochs for part, n in updates_over(fit.history).items()}
-    return staleness_over(fit.history), updates
+    return staleness_over(fit.history), updates, getattr(session.runtime, "pids", ())
 
 
 def _require_drained(session: Session, batch: int) -> None:

@@ -375,6 +375,26 @@ def test_ours_may_be_compared_with_itself_on_another_device() -> None:
         systems_of(find_recipe("listreduce"), settings(), "ours:device=tpu", None)
 
 
+def test_ours_may_be_compared_with_itself_on_worker_processes() -> None:
+    recipe, against = find_recipe("listreduce"), "ours-sync,ours:runtime=processes"
+    _, sync, other = systems_of(recipe, settings(runtime="threads"), against, None)
+    assert dict(other.changes) == {"runtime": "processes"}
+    assert ("runtime" in sync.what, other.what.endswith("by runtime processes")) == (False, True)
+    with pytest.raises(ValueError, match="runtime= one of threads, processes, auto"):
+        systems_of(recipe, settings(), "ours:runtime=ray", None)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="worker processes need Linux")
+def test_a_trial_on_worker_processes_counts_their_memory(capsys) -> None:
+    options = {"hidden": 4, "train_size": 60, "valid_size": 20}
+    chosen = settings(epochs=1, workers=2, runtime="processes", options=options)
+    run(Trial(system="ours", batch=0, threads=2, settings=chosen, data=None))
+    epoch, end = map(json.loads, capsys.readouterr().out.splitlines())
+    own = peak_rss_mib()
+    assert epoch["instances"] == 60
+    assert own is not None and end["peak_rss_mib"] > own + 2 * 20  # no worker is smaller
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="only where there is no GPU")
 def test_ours_on_a_device_that_is_not_here_is_refused_before_anything_runs() -> None:
     with pytest.raises(ValueError, match=r"device='cuda' does not exist; torch .* sees cpu"):

@@ -38,6 +38,14 @@ app = typer.Typer(
 )
 
 
+class ComparedName(StrEnum):
+    """Where parts run, on this host and by the clock."""
+
+    THREADS = "threads"
+    PROCESSES = "processes"
+    AUTO = "auto"
+
+
 class RuntimeName(StrEnum):
     """Where parts run."""
 
@@ -407,8 +415,9 @@ def compare(
         typer.Option(
             metavar="NAME,...",
             help="Systems, as NAME or NAME:BATCH, and ours with other settings, as "
-            "ours:replicas=2:hidden=64, ours:precision=bf16 or ours:device=cuda, or another "
-            "method, as greedy; default: ours-sync and the baselines that are not slow.",
+            "ours:replicas=2:hidden=64, ours:runtime=processes, ours:precision=bf16 or "
+            "ours:device=cuda, or another method, as greedy; default: ours-sync and the baselines "
+            "that are not slow.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... for every system.")] = 3,
@@ -425,6 +434,10 @@ def compare(
     ] = None,
     evaluate_every: EvaluateOption = None,
     data: DataOption = None,
+    runtime: Annotated[
+        ComparedName,
+        typer.Option(help="Of ours; baselines are one process, whose kernels have as many cores."),
+    ] = ComparedName.THREADS,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Of ours; default 2, or 1 on one core.")
     ] = None,
@@ -460,15 +473,16 @@ def compare(
     """Train ours and the baselines side by side, each in a process of its own.
 
     All get the same data, model size, order and number of kernel threads, seed after seed. Numbers
-    are medians over the seeds; a seed that misses the target counts as infinitely late. The JSON
-    has rows with system, instances_per_second, seconds_to_target, epochs_to_target, valid,
-    peak_rss_mib, updates_per_epoch of every part, spread (least and most over the seeds) and, for
-    ours, staleness: mean and max of every part.
+    are medians over the seeds; a seed that misses the target counts as infinitely late. Peaks of
+    worker processes are added; pages that they have in common count in each. The JSON has rows with
+    system, instances_per_second, seconds_to_target, epochs_to_target, valid, peak_rss_mib,
+    updates_per_epoch of every part, spread (least and most over the seeds) and, for ours,
+    staleness: mean and max of every part.
     """
     from geartrain_baselines import compare as command
 
     given = {
-        "runtime": "threads",  # as all that it is compared with is in one process
+        "runtime": runtime.value,
         "workers": workers,
         "max_active": max_active,
         "update_every": update_every,

@@ -298,17 +298,23 @@ def staleness_over(history: Sequence[EpochEnded]) -> dict[str, dict[str, float]]
     return found
 
 
-def peak_rss_mib() -> float | None:
+def peak_rss_mib(pids: Sequence[int] = ()) -> float | None:
     """The most memory that this program has held, in MiB; None where the system does not tell.
 
     On Linux not from ``getrusage``: that peak is inherited, through fork and exec, from the process
     that started this one.
+
+    Args:
+        pids: Of its worker processes, whose peaks are added; pages that processes have in common
+            count in each.
     """
-    status = Path("/proc/self/status")
-    if status.exists():
-        found = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(encoding="ascii"), re.M)
-        if found is not None:
-            return int(found[1]) / 1024
+    statuses = [Path(f"/proc/{who}/status") for who in ("self", *pids)]
+    if statuses[0].exists():
+        texts = [status.read_text(encoding="ascii") for status in statuses if status.exists()]
+        found = [re.search(r"^VmHWM:\s*(\d+) kB$", text, re.M) for text in texts]
+        peaks = [int(each[1]) for each in found if each is not None]
+        if peaks:
+            return sum(peaks) / 1024
     try:
         import resource
     except ImportError:  # not on every system
