@@ -169,7 +169,7 @@ class CountedGraph:
             return tuple(found) if isinstance(a, tuple) else found
         elif isinstance(a, dict) and a.keys() == b.keys():
             return {name: self._merged(x, b[name], multiples) for name, x in a.items()}
-        elif a == b:
+        elif a == b or (a != a and b != b):  # the latter: no numbers
             return a
         elif type(a) is type(b) is int and a * SIZES[1] == b * SIZES[0]:
             times_ = a // SIZES[0]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from geartrain.native.fused import Op
+from geartrain.native.fused import Known, Op
 from geartrain.nn.places import Refused
 
 aten = torch.ops.aten
@@ -54,7 +54,7 @@ TWO: Final[Mapping[Any, Op]] = {
     aten.sigmoid_backward.default: Op.SIGMOID_BACK,
     aten.gelu_backward.default: Op.GELU_BACK,
     aten.silu_backward.default: Op.SILU_BACK,
-    aten.minimum.default: Op.MINIMUM,
+    **dict.fromkeys((aten.minimum.default, aten.clamp_max.Tensor), Op.MINIMUM),
     aten.maximum.default: Op.MAXIMUM,
     aten.eq.Tensor: Op.EQUAL,
     aten.lt.Tensor: Op.LESS,
@@ -129,6 +129,45 @@ def _softplus_back(g: Any, x: Any, beta: float, threshold: float) -> Numbered:
     return Op.SOFTPLUS_BACK, [g, x], 0.0
 
 
+_KNOWN: Final[Mapping[Any, Known]] = {
+    aten.asin.default: Known.ARC_SINE,
+    aten.acos.default: Known.ARC_COSINE,
+    aten.atan.default: Known.ARC_TANGENT,
+    aten.sinh.default: Known.SINH,
+    aten.cosh.default: Known.COSH,
+    aten.tan.default: Known.TANGENT,
+    aten.asinh.default: Known.AREA_SINH,
+    aten.acosh.default: Known.AREA_COSH,
+    aten.atanh.default: Known.AREA_TANH,
+    aten.round.default: Known.NEAREST,
+    aten.floor.default: Known.DOWNWARDS,
+    aten.ceil.default: Known.UPWARDS,
+    aten.log1p.default: Known.LOG_OF_MORE,
+    aten.expm1.default: Known.LESS_ONE,
+    aten.log2.default: Known.BASE_TWO,
+    aten.log10.default: Known.BASE_TEN,
+    aten.exp2.default: Known.TWO_TO,
+    aten.erfc.default: Known.ERF_REST,
+}
+_KNOWN_OF_TWO: Final[Mapping[Any, Known]] = {
+    aten.atan2.default: Known.ANGLE,
+    aten.hypot.default: Known.DIAGONAL,
+    aten.fmod.Tensor: Known.LEFT_OVER,
+    aten.remainder.Tensor: Known.MODULO,
+    aten.floor_divide.default: Known.WHOLE_TIMES,
+    aten.pow.Tensor_Tensor: Known.RAISED,
+    aten.copysign.Tensor: Known.SIGNED,
+}
+
+
+def _of_one(which: Known) -> Callable[..., Numbered]:
+    return lambda x: (Op.FUNCTION, [x], float(which))
+
+
+def _of_both(which: Known) -> Callable[..., Numbered]:
+    return lambda x, y: (Op.FUNCTION_OF_TWO, [x, y], float(which))
+
+
 NUMBERED: Final[Mapping[Any, Callable[..., Numbered]]] = {
     aten.pow.Tensor_Scalar: _power,
     aten.reciprocal.default: lambda x: (Op.POWER, [x], -1.0),
@@ -146,5 +185,7 @@ NUMBERED: Final[Mapping[Any, Callable[..., Numbered]]] = {
     aten.elu_backward.default: _elu_back,
     aten.softplus.default: _softplus,
     aten.softplus_backward.default: _softplus_back,
+    **{target: _of_one(which) for target, which in _KNOWN.items()},
+    **{target: _of_both(which) for target, which in _KNOWN_OF_TWO.items()},
 }
 """The step of an operator with these arguments, what it reads, and its number."""

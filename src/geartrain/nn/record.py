@@ -22,10 +22,12 @@ from geartrain.errors import GraphError
 from geartrain.native import library
 from geartrain.nn.composed import COMPOSED, WITHIN_ROWS
 from geartrain.nn.draws import drawn
+from geartrain.nn.elementary import ELEMENTARY
 from geartrain.nn.otherwise import OTHERWISE
 from geartrain.nn.simpler import SIMPLER
 from geartrain.nn.windows import WINDOWS
 
+_TOLD: Final[Mapping[Any, Callable[..., Any]]] = {**SIMPLER, **ELEMENTARY}
 _LIFTED: Final = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
 
 
@@ -155,9 +157,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if function in SIMPLER:
+        if function in _TOLD:
             with self:
-                found = SIMPLER[function](*args, **kwargs)
+                found = _TOLD[function](*args, **kwargs)
             if found is not None:
                 return found
         known = len(self.constants)

@@ -329,8 +329,9 @@ def _at_least(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     number = _number(args[1])
     if number is None:
-        raise Refused
-    places.step(x, Op.AT_LEAST, args[:1], number)
+        places.step(x, Op.MAXIMUM, args)
+    else:
+        places.step(x, Op.AT_LEAST, args[:1], number)
 
 
 def _full(places: Places, x: fx.Node) -> None:
