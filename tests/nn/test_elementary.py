@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -11,11 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from geartrain.native.fused import Known
-from geartrain.nn.derivation import derive
-from geartrain.nn.operands import Operands
-from geartrain.nn.program import Program
-from geartrain.nodes.gradient import GradientSum
-from tests.rigs.rowwise import Rowwise, assert_as_autograd, in_c
+from tests.rigs.rowwise import Rowwise, assert_as_autograd, both, in_c
 
 N, D = 7, 6
 One = Callable[[Tensor], Tensor]
@@ -104,28 +100,6 @@ TORN = {"logit, at least", "softshrink", "hardshrink"}
 """Of what is no number torch's gradient is one thing or another, as many as there are."""
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, -2.5, 0.1, 0.6, 1e-30, 25.0, -25.0]
 ENDS = [math.inf, -math.inf, math.nan]
-
-
-def both(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[list[Tensor], ...]:
-    """Output and gradients of inputs: of a program in C, and of autograd."""
-
-    def rowwise(f: object, *given: Tensor) -> Tensor:
-        return function(*given)
-
-    module = Rowwise(rowwise, 1, 1)
-    samples = [torch.rand(N, *x.shape[1:], dtype=x.dtype) * 0.8 + 0.1 for x in inputs]
-    cut = derive(module, samples)
-    assert cut.parts.fused is not None, cut.parts.unfused
-    program, into = Program(cut, Operands(module)), GradientSum(list(module.parameters()))
-    with torch.no_grad():
-        (y,), kept = program.forward(tuple(inputs))
-        dy = torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).view_as(y)
-        back = program.backward((dy,), kept, None, into)
-    leaves = [x.clone().requires_grad_() for x in inputs]
-    made = function(*leaves)
-    wanted = torch.autograd.grad(made, leaves, dy, materialize_grads=True)
-    found = [torch.zeros_like(x) if d is None else d for x, d in zip(inputs, back, strict=True)]
-    return [y, *found], [made.detach(), *wanted]
 
 
 def of_ends(dtype: torch.dtype, name: str = "") -> Tensor:

@@ -61,7 +61,7 @@ def _sum_of_numbers(
 ) -> Tensor | None:
     if dim is None or dtype is not None:
         return None
-    return x.masked_fill(x != x, 0).sum(dim, keepdim)
+    return x.masked_fill(x != x, 0).sum(list(dim), keepdim)
 
 
 def _larger(x: Tensor, y: Tensor) -> Tensor:

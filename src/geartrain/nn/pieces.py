@@ -110,6 +110,20 @@ def _split(places: Places, x: fx.Node) -> list[Value | None]:
     return found
 
 
+def _unbind(places: Places, x: fx.Node) -> list[Value | None]:
+    """Every entry of an axis by itself."""
+    args: Any = x.args
+    source = places.held(args[0])
+    at, many, _ = axis_of(source.like, args[1] if len(args) > 1 else 0)
+    tail, items = source.like.tail, places.items(x)
+    one = replace(source.like, tail=(*tail[:at], 1, *tail[at + 1 :]))
+    found: list[Value | None] = [None] * many
+    for k, y in items.items():
+        part = _part(places, y, source, at, k, one)
+        found[k] = replace(part, like=like_of(y))
+    return found
+
+
 def _cat(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     (at, _, _), first = axis_of(like_of(x), args[1] if len(args) > 1 else 0), 0
@@ -172,6 +186,7 @@ def _cumulate(places: Places, x: fx.Node) -> None:
 PARTS: Final[Mapping[Any, Callable[[Places, fx.Node], Value | list[Value | None]]]] = {
     aten.slice.Tensor: _slice,
     aten.select.int: _select,
+    aten.unbind.int: _unbind,
     aten.split.Tensor: _split,
     aten.unsafe_split.Tensor: _split,
     aten.split_with_sizes.default: _split,

@@ -23,11 +23,12 @@ from geartrain.native import library
 from geartrain.nn.composed import COMPOSED, WITHIN_ROWS
 from geartrain.nn.draws import drawn
 from geartrain.nn.elementary import ELEMENTARY
+from geartrain.nn.moved import LAID, MOVED
 from geartrain.nn.otherwise import OTHERWISE
 from geartrain.nn.simpler import SIMPLER
 from geartrain.nn.windows import WINDOWS
 
-_TOLD: Final[Mapping[Any, Callable[..., Any]]] = {**SIMPLER, **ELEMENTARY}
+_TOLD: Final[Mapping[Any, Callable[..., Any]]] = {**SIMPLER, **ELEMENTARY, **MOVED}
 _LIFTED: Final = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
 
 
@@ -161,7 +162,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 found = _TOLD[function](*args, **kwargs)
             if found is not None:
-                return found
+                return self._as_it_lies(found, function, args, kwargs)
         known = len(self.constants)
         node_args, node_kwargs = self._arguments(args), self._arguments(dict(kwargs))
         if len(self.constants) > known and function not in _LIFTED:
@@ -176,6 +177,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.note(x, self.graph.call_function(operator.getitem, (node, k)))
         elif isinstance(result, (bool, int, float, complex)) and self._may_change(node_args):
             raise GraphError(f"its way depends on values: it calls {function}")
+        return result
+
+    def _as_it_lies(self, found: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        """What was told, with the strides of torch's where autograd asks for them."""
+        if function not in LAID:
+            return found
+        result = function(*args, **kwargs)
+        self.note(result, self.node_of(found))
         return result
 
     def _may_change(self, args: Any) -> bool:

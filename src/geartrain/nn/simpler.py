@@ -231,18 +231,22 @@ def _log_sigmoid_back(g: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
     return g * torch.sigmoid(-x)
 
 
+def _of_number(x: Tensor, dim: int, many: int, value: float) -> Tensor:
+    """As x, but for so many entries of an axis, which are all the same."""
+    shape = (*x.shape[:dim], many, *x.shape[dim + 1 :])
+    return x.new_full(shape, value) if value else x.new_zeros(shape)
+
+
 def _pad(x: Tensor, pads: Sequence[int], value: float = 0) -> Tensor | None:
     sides = list(zip(pads[::2], pads[1::2], strict=True))
-    if value or (len(sides) == x.ndim and any(sides[-1])):
+    if len(sides) == x.ndim and any(sides[-1]):
         return None
     for k, (before, after) in enumerate(sides):
         dim = x.ndim - 1 - k
         if before < 0 or after < 0:
             x = aten.slice(x, dim, max(-before, 0), x.shape[dim] - max(-after, 0))
-        zeros = [
-            x.new_zeros((*x.shape[:dim], max(n, 0), *x.shape[dim + 1 :])) for n in (before, after)
-        ]
-        pieces = [y for y in (zeros[0], x, zeros[1]) if y.shape[dim]]
+        around = [_of_number(x, dim, max(many, 0), value) for many in (before, after)]
+        pieces = [y for y in (around[0], x, around[1]) if y.shape[dim]]
         x = torch.cat(pieces, dim) if len(pieces) > 1 else x
     return x
 

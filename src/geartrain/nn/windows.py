@@ -92,17 +92,32 @@ def _windows(x: Tensor, axes: tuple[_Axis, ...], *, most: bool = False) -> NDArr
     return np.where(plane < 0, -1, channels + plane)
 
 
-def _taken(x: Tensor, places: NDArray[np.int64]) -> Tensor:
+def lifted(x: NDArray[Any]) -> Tensor:
+    """A tensor that the code makes, and nobody has."""
+    found: Tensor = torch.ops.aten.lift_fresh(torch.from_numpy(x.copy()))
+    return found
+
+
+def taken(x: Tensor, places: NDArray[np.int64]) -> Tensor:
     """Entries of the rows of x at these places, -1: zero; ``(n, *places.shape)``."""
-    flat = x.flatten(1)
+    flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
     width, at = flat.shape[1], places.ravel()
     if not np.array_equal(at, np.arange(width)):
-        if at.min() < 0:
-            flat, at = functional.pad(flat, (0, 1)), np.where(at < 0, width, at)
-        # Lifted: it is made by the code, and nobody's.
-        index = torch.ops.aten.lift_fresh(torch.from_numpy(at.copy()))
-        flat = flat.index_select(1, index)
+        if at.min(initial=0) < 0:
+            flat = torch.cat([flat, flat.new_zeros((x.shape[0], 1))], 1)
+            at = np.where(at < 0, width, at)
+        flat = flat.index_select(1, lifted(at))
     return flat.view(x.shape[0], *places.shape)
+
+
+def put_back(g: Tensor, places: NDArray[np.int64], shape: Sequence[int]) -> Tensor:
+    """Of nothing, with what comes of rows added up at these places of a row, -1: nowhere."""
+    width, at = math.prod(shape[1:]), places.ravel()
+    beyond = at.min(initial=0) < 0
+    zeros = g.new_zeros((g.shape[0], width + beyond))
+    flat = g.reshape(g.shape[0], at.size)
+    found = zeros.index_add(1, lifted(np.where(at < 0, width, at)), flat)
+    return (found[:, :width] if beyond else found).view(g.shape[0], *shape[1:])
 
 
 def _convolution(
@@ -120,7 +135,7 @@ def _convolution(
     places = _windows(x, axes)
     if places is None:
         return None
-    rows = _taken(x, places.transpose(1, 0, 2)).flatten(2)
+    rows = taken(x, places.transpose(1, 0, 2)).flatten(2)
     found = functional.linear(rows, weight.flatten(1), bias).transpose(1, 2)
     return found.reshape(x.shape[0], weight.shape[0], *_places(axes))
 
@@ -183,7 +198,7 @@ def _pooled(x: Tensor, axes: tuple[_Axis, ...], *, most: bool) -> Tensor | None:
     places = _windows(x, axes, most=most)
     if places is None:
         return None
-    windows = _taken(x, places)
+    windows = taken(x, places)
     found = windows.max(-1).values if most else windows.mean(-1)
     return found.view(*x.shape[:2], *_places(axes))
 
@@ -195,7 +210,7 @@ def _unfolded(
     if not _may(x) or x.ndim != 4:
         return None
     places = _windows(x, _axes(x, kernel_size, stride, dilation, padding))
-    return None if places is None else _taken(x, places.transpose(0, 2, 1)).flatten(1, 2)
+    return None if places is None else taken(x, places.transpose(0, 2, 1)).flatten(1, 2)
 
 
 def _slid(x: Tensor, dimension: int, size: int, step: int) -> Tensor | None:
@@ -206,7 +221,7 @@ def _slid(x: Tensor, dimension: int, size: int, step: int) -> Tensor | None:
     places = np.arange(math.prod(x.shape[1:])).reshape(x.shape[1:])
     slid = np.lib.stride_tricks.sliding_window_view(places, size, axis)
     some = slid[(slice(None),) * axis + (slice(None, None, step),)]
-    return None if some.size > MOST_ENTRIES else _taken(x, some)
+    return None if some.size > MOST_ENTRIES else taken(x, some)
 
 
 def _group_norm(
