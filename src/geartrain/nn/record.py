@@ -23,12 +23,14 @@ from geartrain.native import library
 from geartrain.nn.composed import COMPOSED, WITHIN_ROWS
 from geartrain.nn.draws import drawn
 from geartrain.nn.elementary import ELEMENTARY
+from geartrain.nn.grown import GROWN
 from geartrain.nn.moved import LAID, MOVED
 from geartrain.nn.otherwise import OTHERWISE
 from geartrain.nn.simpler import SIMPLER
 from geartrain.nn.windows import WINDOWS
 
 _TOLD: Final[Mapping[Any, Callable[..., Any]]] = {**SIMPLER, **ELEMENTARY, **MOVED}
+_OF_WINDOWS: Final[dict[Any, Callable[..., Any]]] = {**WINDOWS, **GROWN}
 _LIFTED: Final = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
 
 
@@ -75,7 +77,7 @@ def record(
     for k, x in enumerate(arguments):
         recorder.note(x, recorder.graph.placeholder(f"given_{k}"))
     by_c = windows and library.current() is not None
-    told = COMPOSED if composed else WITHIN_ROWS | WINDOWS if by_c else WITHIN_ROWS
+    told = COMPOSED if composed else WITHIN_ROWS | _OF_WINDOWS if by_c else WITHIN_ROWS
     functions = _WithoutLooking(told)
     with torch.enable_grad(), functions, recorder:
         results = function(*arguments)
@@ -113,7 +115,7 @@ class _WithoutLooking(TorchFunctionMode):
         if function in self._told:
             found = self._told[function](*args, **(kwargs or {}))
             if found is not None:
-                self.windows = self.windows or function in WINDOWS
+                self.windows = self.windows or function in _OF_WINDOWS
                 return found
         return function(*args, **(kwargs or {}))
 

@@ -39,7 +39,7 @@ from geartrain.nn.pieces import PARTS, WHOLES, axis_of
 from geartrain.nn.places import RESHAPES, Like, Places, Refused, Value, called, like_of
 from geartrain.nn.reckoning import CONSTANTS, reckon, reckons, repeated
 from geartrain.nn.taken import ADDED, TAKEN
-from geartrain.nn.windows import MOST_ENTRIES
+from geartrain.nn.windows import MOST_ENTRIES, MOST_GROUPS
 
 aten = torch.ops.aten
 
@@ -329,7 +329,8 @@ def _number(x: Any) -> float | None:
 
 def _untold(places: Places, x: fx.Node) -> None:
     most = f"more than {MOST_ENTRIES} entries of windows a row"
-    raise Refused(f"{called(x)} has no step in C where it has groups, or {most}")
+    groups = f"more than {MOST_GROUPS} groups of several channels"
+    raise Refused(f"{called(x)} has no step in C where it has {groups}, or {most}")
 
 
 def _scalar(places: Places, x: fx.Node) -> None:
