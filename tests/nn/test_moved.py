@@ -182,7 +182,11 @@ def test_rows_are_looked_up_by_bucket() -> None:
     table = torch.randn(6, 3)
 
     def function(f: Any, x: Tensor) -> Tensor:
-        return f(functional.embedding(torch.bucketize(x[:, 0].contiguous(), torch.tensor(BUCKETS)), table))
+        return f(
+            functional.embedding(
+                torch.bucketize(x[:, 0].contiguous(), torch.tensor(BUCKETS)), table
+            )
+        )
 
     assert_as_autograd(Rowwise(function, 3, 2), (torch.randn(N, 3),))
 

@@ -94,13 +94,9 @@ _LINES: dict[str, Make] = {
     "several of a channel": lambda: nn.Conv1d(C, 3 * C, 3, groups=C, bias=False),
     "channels in groups": lambda: nn.Conv1d(C, 6, 3, padding=1, stride=2, groups=2),
     "most, with a rest": _rule(lambda x: functional.max_pool1d(x, 4, ceil_mode=True)),
-    "most, with a rest in part": _rule(
-        lambda x: functional.max_pool1d(x, 3, 2, 1, ceil_mode=True)
-    ),
+    "most, with a rest in part": _rule(lambda x: functional.max_pool1d(x, 3, 2, 1, ceil_mode=True)),
     "mean, with a rest": _rule(lambda x: functional.avg_pool1d(x, 4, ceil_mode=True)),
-    "mean, with a rest in part": _rule(
-        lambda x: functional.avg_pool1d(x, 3, 2, 1, ceil_mode=True)
-    ),
+    "mean, with a rest in part": _rule(lambda x: functional.avg_pool1d(x, 3, 2, 1, ceil_mode=True)),
     "mean, with a rest and less around": _rule(
         lambda x: functional.avg_pool1d(x, 4, 3, 2, ceil_mode=True, count_include_pad=False)
     ),

@@ -61,7 +61,8 @@ def _sum_of_numbers(
 ) -> Tensor | None:
     if dim is None or dtype is not None:
         return None
-    return x.masked_fill(x != x, 0).sum(list(dim), keepdim)
+    found: Tensor = aten.sum.dim_IntList(x.masked_fill(x != x, 0), list(dim), keepdim)
+    return found
 
 
 def _larger(x: Tensor, y: Tensor) -> Tensor:

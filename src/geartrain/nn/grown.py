@@ -59,8 +59,8 @@ def _spread(
     places = windows_of(whole, known) if len(known) == n else None
     if places is None or min(sizes) < 1:
         return None
-    rows = x.flatten(2).transpose(1, 2).split(many // groups, 2)
-    weights = weight.flatten(1).split(many // groups)
+    rows = torch.split(x.flatten(2).transpose(1, 2), many // groups, 2)
+    weights = torch.split(weight.flatten(1), many // groups)
     found = [
         put_back(part @ own, places.transpose(1, 0, 2), whole)
         for part, own in zip(rows, weights, strict=True)

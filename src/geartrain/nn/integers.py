@@ -227,6 +227,8 @@ _WHICH: Final = (
     aten.sort.stable,
     aten.max.dim,
     aten.min.dim,
+    aten.cummax.default,
+    aten.cummin.default,
 )
 """What finds, beside entries, which of an axis they are."""
 MOST_RANKED: Final = 1 << 14

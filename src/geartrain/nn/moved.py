@@ -169,18 +169,21 @@ def _index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor | No
 # Parts of matrices.
 
 
+def _triangle(x: Tensor, diagonal: int) -> NDArray[np.bool_]:
+    """Which entries of a matrix are on a diagonal, or below it."""
+    return np.tri(x.shape[-2], x.shape[-1], diagonal, dtype=np.bool_)
+
+
 def _below(x: Tensor, diagonal: int = 0) -> Tensor | None:
     if x.ndim < 3:
         return None
-    mask = ~np.tri(*x.shape[-2:], diagonal, dtype=np.bool_)
-    return x.masked_fill(lifted(mask), 0)
+    return x.masked_fill(lifted(~_triangle(x, diagonal)), 0)
 
 
 def _above(x: Tensor, diagonal: int = 0) -> Tensor | None:
     if x.ndim < 3:
         return None
-    mask = np.tri(*x.shape[-2:], diagonal - 1, dtype=np.bool_)
-    return x.masked_fill(lifted(mask), 0)
+    return x.masked_fill(lifted(_triangle(x, diagonal - 1)), 0)
 
 
 def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor | None:
@@ -212,8 +215,8 @@ def _as_diagonal(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> 
 
 
 def _turned_about(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor | None:
-    axes = [_axis(x, dim) for dim in dims]
-    return None if min(axes) < 0 else taken(x, np.rot90(numbers_of(x), k, axes))
+    one, other = (_axis(x, dim) for dim in dims)
+    return None if min(one, other) < 0 else taken(x, np.rot90(numbers_of(x), k, (one, other)))
 
 
 def _cross(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor | None:

@@ -187,7 +187,7 @@ def _in_groups(x: Tensor, places: NDArray[np.int64], weight: Tensor, groups: int
     if groups > MOST_GROUPS:
         return None
     each_ = places.reshape(groups, -1, windows, size).transpose(0, 2, 1, 3)
-    weights = weight.flatten(1).split(out)
+    weights = torch.split(weight.flatten(1), out)
     found = [
         functional.linear(taken(x, own).flatten(2), part)
         for own, part in zip(each_, weights, strict=True)
