@@ -27,6 +27,7 @@ from geartrain.nn.grown import GROWN
 from geartrain.nn.moved import LAID, MOVED
 from geartrain.nn.otherwise import OTHERWISE
 from geartrain.nn.simpler import SIMPLER
+from geartrain.nn.unrolled import UNROLLED, Layers
 from geartrain.nn.windows import WINDOWS
 
 _TOLD: Final[Mapping[Any, Callable[..., Any]]] = {**SIMPLER, **ELEMENTARY, **MOVED}
@@ -78,7 +79,7 @@ def record(
         recorder.note(x, recorder.graph.placeholder(f"given_{k}"))
     by_c = windows and library.current() is not None
     told = COMPOSED if composed else WITHIN_ROWS | _OF_WINDOWS if by_c else WITHIN_ROWS
-    functions = _WithoutLooking(told)
+    functions = _WithoutLooking(told, None if composed or not by_c else Layers())
     with torch.enable_grad(), functions, recorder:
         results = function(*arguments)
     recorder.graph.output([recorder.node_of(x) for x in results])
@@ -94,14 +95,15 @@ class _WithoutLooking(TorchFunctionMode):
 
     Args:
         told: What are made of simpler operators.
+        layers: What is known of layers; None: recurrent ones are torch's.
 
     Attributes:
         windows: Whether windows of rows were.
     """
 
-    def __init__(self, told: Mapping[Any, Callable[..., Any]]) -> None:
+    def __init__(self, told: Mapping[Any, Callable[..., Any]], layers: Layers | None) -> None:
         super().__init__()
-        self._told, self.windows = told, False
+        self._told, self._layers, self.windows = told, layers, False
 
     def __torch_function__(
         self,
@@ -110,14 +112,24 @@ class _WithoutLooking(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        kwargs = kwargs or {}
+        if self._layers is not None:
+            found = self._layers.taken(function, args, kwargs)
+            if found is None and function in UNROLLED:
+                found = UNROLLED[function](self._layers, *args, **kwargs)
+            if found is not None:
+                return found
         if function in OTHERWISE:
-            return OTHERWISE[function](*args, **(kwargs or {}))
+            return OTHERWISE[function](*args, **kwargs)
         if function in self._told:
-            found = self._told[function](*args, **(kwargs or {}))
+            found = self._told[function](*args, **kwargs)
             if found is not None:
                 self.windows = self.windows or function in _OF_WINDOWS
                 return found
-        return function(*args, **(kwargs or {}))
+        found = function(*args, **kwargs)
+        if self._layers is not None:
+            self._layers.notice(function, args, kwargs, found)
+        return found
 
 
 @final
