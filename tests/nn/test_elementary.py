@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from geartrain.native.fused import Known
+from geartrain.native.fused import Elementary
 from tests.rigs.rowwise import Rowwise, assert_as_autograd, both, in_c
 
 N, D = 7, 6
@@ -150,7 +150,7 @@ def test_one_number_a_row_meets_many() -> None:
 
 def test_every_function_that_c_knows_is_tried() -> None:
     """Here, by name: there are as many as this file has."""
-    assert len(Known) == 25
+    assert len(Elementary) == 25
 
 
 def test_what_mixes_rows_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
@@ -223,3 +223,23 @@ def test_what_is_told_of_rows_is_not_told_of_weights() -> None:
         return f(x[:, ::2]) * f.weight[::2, 0].repeat(2) + f.weight[:, ::2].diagonal()[0]
 
     assert_as_autograd(Rowwise(function, 3, 4).double(), (torch.randn(N, 6).double(),))
+
+
+class Placed(nn.Module):
+    """What a row's entries have by their place is some of a longer table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.first = nn.Parameter(torch.randn(9, 3)), nn.Parameter(torch.randn(4, 3))
+        self.map = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.map(x + self.places[: x.shape[1]]) * self.first[2, :2]
+        return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parts_of_weights_are_computed_of_them(dtype: torch.dtype) -> None:
+    module, x = Placed().to(dtype), torch.randn(N, 5, 3, dtype=dtype)
+    assert derive(module, (x,)).computed is not None
+    assert_as_autograd(module, (x,))

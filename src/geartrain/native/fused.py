@@ -140,7 +140,7 @@ class Reckoning(IntEnum):
     XOR = auto()
 
 
-class Known(IntEnum):
+class Elementary(IntEnum):
     """What ``FUNCTION`` and ``FUNCTION_OF_TWO`` compute; in the order of fused.inc."""
 
     ARC_SINE = 0

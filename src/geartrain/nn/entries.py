@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from geartrain.native.fused import Known, Op
+from geartrain.native.fused import Elementary, Op
 from geartrain.nn.places import Refused
 
 aten = torch.ops.aten
@@ -129,42 +129,42 @@ def _softplus_back(g: Any, x: Any, beta: float, threshold: float) -> Numbered:
     return Op.SOFTPLUS_BACK, [g, x], 0.0
 
 
-_KNOWN: Final[Mapping[Any, Known]] = {
-    aten.asin.default: Known.ARC_SINE,
-    aten.acos.default: Known.ARC_COSINE,
-    aten.atan.default: Known.ARC_TANGENT,
-    aten.sinh.default: Known.SINH,
-    aten.cosh.default: Known.COSH,
-    aten.tan.default: Known.TANGENT,
-    aten.asinh.default: Known.AREA_SINH,
-    aten.acosh.default: Known.AREA_COSH,
-    aten.atanh.default: Known.AREA_TANH,
-    aten.round.default: Known.NEAREST,
-    aten.floor.default: Known.DOWNWARDS,
-    aten.ceil.default: Known.UPWARDS,
-    aten.log1p.default: Known.LOG_OF_MORE,
-    aten.expm1.default: Known.LESS_ONE,
-    aten.log2.default: Known.BASE_TWO,
-    aten.log10.default: Known.BASE_TEN,
-    aten.exp2.default: Known.TWO_TO,
-    aten.erfc.default: Known.ERF_REST,
+_KNOWN: Final[Mapping[Any, Elementary]] = {
+    aten.asin.default: Elementary.ARC_SINE,
+    aten.acos.default: Elementary.ARC_COSINE,
+    aten.atan.default: Elementary.ARC_TANGENT,
+    aten.sinh.default: Elementary.SINH,
+    aten.cosh.default: Elementary.COSH,
+    aten.tan.default: Elementary.TANGENT,
+    aten.asinh.default: Elementary.AREA_SINH,
+    aten.acosh.default: Elementary.AREA_COSH,
+    aten.atanh.default: Elementary.AREA_TANH,
+    aten.round.default: Elementary.NEAREST,
+    aten.floor.default: Elementary.DOWNWARDS,
+    aten.ceil.default: Elementary.UPWARDS,
+    aten.log1p.default: Elementary.LOG_OF_MORE,
+    aten.expm1.default: Elementary.LESS_ONE,
+    aten.log2.default: Elementary.BASE_TWO,
+    aten.log10.default: Elementary.BASE_TEN,
+    aten.exp2.default: Elementary.TWO_TO,
+    aten.erfc.default: Elementary.ERF_REST,
 }
-_KNOWN_OF_TWO: Final[Mapping[Any, Known]] = {
-    aten.atan2.default: Known.ANGLE,
-    aten.hypot.default: Known.DIAGONAL,
-    aten.fmod.Tensor: Known.LEFT_OVER,
-    aten.remainder.Tensor: Known.MODULO,
-    aten.floor_divide.default: Known.WHOLE_TIMES,
-    aten.pow.Tensor_Tensor: Known.RAISED,
-    aten.copysign.Tensor: Known.SIGNED,
+_KNOWN_OF_TWO: Final[Mapping[Any, Elementary]] = {
+    aten.atan2.default: Elementary.ANGLE,
+    aten.hypot.default: Elementary.DIAGONAL,
+    aten.fmod.Tensor: Elementary.LEFT_OVER,
+    aten.remainder.Tensor: Elementary.MODULO,
+    aten.floor_divide.default: Elementary.WHOLE_TIMES,
+    aten.pow.Tensor_Tensor: Elementary.RAISED,
+    aten.copysign.Tensor: Elementary.SIGNED,
 }
 
 
-def _of_one(which: Known) -> Callable[..., Numbered]:
+def _of_one(which: Elementary) -> Callable[..., Numbered]:
     return lambda x: (Op.FUNCTION, [x], float(which))
 
 
-def _of_both(which: Known) -> Callable[..., Numbered]:
+def _of_both(which: Elementary) -> Callable[..., Numbered]:
     return lambda x, y: (Op.FUNCTION_OF_TWO, [x, y], float(which))
 
 
