@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from geartrain.errors import GraphError
 from geartrain.native import library
+from geartrain.nn.chances import CHANCES
 from geartrain.nn.composed import COMPOSED, WITHIN_ROWS
-from geartrain.nn.draws import drawn
+from geartrain.nn.draws import drawn, evenly_drawn
 from geartrain.nn.elementary import ELEMENTARY
 from geartrain.nn.grown import GROWN
 from geartrain.nn.moved import LAID, MOVED
@@ -30,7 +31,7 @@ from geartrain.nn.simpler import SIMPLER
 from geartrain.nn.unrolled import UNROLLED, Layers
 from geartrain.nn.windows import WINDOWS
 
-_TOLD: Final[Mapping[Any, Callable[..., Any]]] = {**SIMPLER, **ELEMENTARY, **MOVED}
+_TOLD: Final[Mapping[Any, Callable[..., Any]]] = {**SIMPLER, **ELEMENTARY, **MOVED, **CHANCES}
 _OF_WINDOWS: Final[dict[Any, Callable[..., Any]]] = {**WINDOWS, **GROWN}
 _LIFTED: Final = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
 
@@ -229,7 +230,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def draws(x: fx.Node) -> bool:
     """Whether it draws random numbers."""
-    return x.target is drawn or torch.Tag.nondeterministic_seeded in getattr(x.target, "tags", ())
+    own = x.target in (drawn, evenly_drawn)
+    return own or torch.Tag.nondeterministic_seeded in getattr(x.target, "tags", ())
 
 
 def _flat(value: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from torch import fx
 
 from geartrain.native.fused import At, Op
 from geartrain.nn.distances import is_within_distances, of_distances, write_distances
-from geartrain.nn.draws import drawn
+from geartrain.nn.draws import drawn, evenly_drawn
 from geartrain.nn.embeddings import EMBEDDINGS
 from geartrain.nn.entries import NUMBERED, NUMBERS, ONE, TRUTHS, TWO
 from geartrain.nn.integers import (
@@ -386,6 +386,12 @@ def _draw(places: Places, x: fx.Node) -> None:
     places.add(Op.DRAW, out, places.seeds(), number=p, many=number)
 
 
+def _draw_evenly(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    out = places.values[x] = places.out(x)
+    places.add(Op.DRAW, out, places.seeds(), number=2.0, many=args[2])
+
+
 def _fill(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     if not isinstance(args[2], (int, float)):
@@ -454,6 +460,7 @@ SHARING: Final = {*VIEWS, *TURNS, aten.expand.default}
 """What may lie in another's place."""
 _WAYS: Final[Mapping[Any, _Way]] = {
     drawn: _draw,
+    evenly_drawn: _draw_evenly,
     aten.sum.default: lambda places, x: _sum(places, x, mean=False),
     aten.sum.dim_IntList: lambda places, x: _sum(places, x, mean=False),
     aten.mean.dim: lambda places, x: _sum(places, x, mean=True),
