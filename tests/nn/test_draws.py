@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from geartrain.native.fused import At, Op, Step, Steps
 from geartrain.nn.derivation import derive
-from geartrain.nn.draws import ones_of, seeded_by
+from geartrain.nn.draws import ones_of, seeded_by, shares_of
 from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
 from geartrain.nodes.chance import row_seeds
@@ -42,6 +42,19 @@ def test_c_draws_what_torch_draws(width: int, p: float, dtype: torch.dtype) -> N
         assert torch.equal(found, ones_of(seeds, (width,), p, number).to(dtype))
     if p in (0.0, 1.0):
         assert (found == p).all()
+
+
+@pytest.mark.usefixtures("needs_kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("width", [1, 3, 67])
+def test_c_draws_the_same_numbers_from_zero_to_one(width: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    seeds = torch.cat([row_seeds(900), torch.tensor([0, -1, 2**63 - 1])])
+    for number in (0, 5):
+        found = drawn_in_c(seeds, width, 2.0, number, dtype)
+        assert torch.equal(found, shares_of(seeds, (width,), number, dtype))
+        assert found.min() >= 0 and found.max() < 1
+        assert abs(float(found.double().mean()) - 0.5) * (12 * found.numel()) ** 0.5 < 4
 
 
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
@@ -182,3 +195,73 @@ def test_evaluation_drops_nothing_and_the_ends_are_right() -> None:
         assert torch.equal(before, torch.get_rng_state())
         (dx,) = _program(module, x).backward((torch.ones(N, D),), kept, None, GradientSum(()))
         torch.testing.assert_close(dx, (1 - y * y) * factor)
+
+
+NOISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda x: torch.randn_like(x),
+    "normal of a size": lambda x: torch.randn(x.shape[0], D, dtype=x.dtype),
+    "normal in place": lambda x: torch.empty_like(x).normal_(0, 1),
+    "even": lambda x: (torch.rand_like(x) - 0.5) * 12**0.5,
+    "even of a size": lambda x: (torch.rand(x.shape[0], D, dtype=x.dtype) - 0.5) * 12**0.5,
+    "even in place": lambda x: torch.empty_like(x).uniform_(-(3**0.5), 3**0.5),
+    "exponential": lambda x: torch.empty_like(x).exponential_(2.0) * 2 - 1,
+    "ones or zeros": lambda x: (torch.bernoulli(torch.full_like(x, 0.2)) - 0.2) / 0.4,
+}
+
+
+class Noisy(nn.Module):
+    """A map of rows, and noise of no mean and a deviation of one."""
+
+    def __init__(self, noise: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.noise, self.map = noise, nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        noise = self.noise(x)
+        return self.map(x) * noise, noise
+
+
+@pytest.mark.usefixtures("needs_kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("name", NOISE)
+def test_noise_has_a_mean_and_a_deviation_and_comes_back(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    n = 4000
+    module, x = Noisy(NOISE[name]).to(dtype), torch.randn(n, D, dtype=dtype)
+    program = _program(module, x)
+    assert program.in_c
+    with torch.no_grad():
+        (y, noise), kept = program.forward((x,))
+        again = program.forward((x,))[0][1]
+        into = GradientSum(list(module.parameters()))
+        (dx,) = program.backward((torch.ones_like(y), None), kept, None, into)
+    assert dx is not None
+    torch.testing.assert_close(y, module.map(x).detach() * noise)
+    torch.testing.assert_close(dx, noise @ module.map.weight.detach())
+    many = noise.numel() ** 0.5
+    assert abs(float(noise.mean())) * many < 4
+    assert abs(float(noise.double().square().mean()) - 1) * many < 12
+    for other in (again, noise.roll(1, 0), noise.roll(1, 1)):
+        assert abs(float((noise * other).mean())) * many < 5
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_a_normal_number_is_of_two_even_ones() -> None:
+    torch.manual_seed(0)
+    module, x = Noisy(NOISE["normal"]).double(), torch.randn(N, D, dtype=F64)
+    program = _program(module, x)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        (_, noise), _ = program.forward((x,))
+    torch.manual_seed(3)
+    seeds = row_seeds(N)
+    one, other = (shares_of(seeds, (D,), k, F64) for k in (0, 1))
+    wanted = (-2 * (1 - one).log()).sqrt() * (2 * torch.pi * other).cos()
+    torch.testing.assert_close(noise, wanted)
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_what_has_a_generator_of_its_own_is_torchs() -> None:
+    own = torch.Generator().manual_seed(1)
+    module = Noisy(lambda x: torch.empty_like(x).normal_(0, 1, generator=own))
+    assert not _program(module, torch.randn(N, D)).in_c

@@ -90,6 +90,23 @@ _LINES: dict[str, Make] = {
     "adaptive mean": _rule(lambda x: functional.adaptive_avg_pool1d(x, 2)),
     "unfold": _rule(lambda x: x.unfold(2, 3, 2).sum(3)),
     "unfold of channels": _rule(lambda x: x.unfold(-2, 2, 1)),
+    "channels apart": lambda: nn.Conv1d(C, C, 3, padding=1, groups=C),
+    "several of a channel": lambda: nn.Conv1d(C, 3 * C, 3, groups=C, bias=False),
+    "channels in groups": lambda: nn.Conv1d(C, 6, 3, padding=1, stride=2, groups=2),
+    "most, with a rest": _rule(lambda x: functional.max_pool1d(x, 4, ceil_mode=True)),
+    "most, with a rest in part": _rule(lambda x: functional.max_pool1d(x, 3, 2, 1, ceil_mode=True)),
+    "mean, with a rest": _rule(lambda x: functional.avg_pool1d(x, 4, ceil_mode=True)),
+    "mean, with a rest in part": _rule(lambda x: functional.avg_pool1d(x, 3, 2, 1, ceil_mode=True)),
+    "mean, with a rest and less around": _rule(
+        lambda x: functional.avg_pool1d(x, 4, 3, 2, ceil_mode=True, count_include_pad=False)
+    ),
+    "mean, less around": _rule(
+        lambda x: functional.avg_pool1d(x, 3, 2, 1, count_include_pad=False)
+    ),
+    "uneven most": _rule(lambda x: functional.adaptive_max_pool1d(x, 4)),
+    "uneven mean": _rule(lambda x: functional.adaptive_avg_pool1d(x, 4)),
+    "roots of powers": _rule(lambda x: functional.lp_pool1d(x.abs(), 3, 2)),
+    "channels by themselves": lambda: nn.InstanceNorm1d(C, affine=True),
     "groups": lambda: nn.GroupNorm(2, C),
     "groups without weights": lambda: nn.Sequential(nn.GroupNorm(2, C, affine=False), nn.PReLU()),
     "layers without weights": _rule(lambda x: functional.layer_norm(x, (L,))),
@@ -110,13 +127,28 @@ _PLANES: dict[str, Make] = {
     "adaptive most": _rule(lambda x: functional.adaptive_max_pool2d(x, (3, 2))),
     "adaptive mean": _rule(lambda x: functional.adaptive_avg_pool2d(x, (None, 1))),
     "adaptive mean of all": _rule(lambda x: functional.adaptive_avg_pool2d(x, 1)),
+    "channels apart": lambda: nn.Conv2d(C, 2 * C, 3, padding=1, groups=C),
+    "channels in groups": lambda: nn.Conv2d(C, 6, (3, 2), groups=2),
+    "most, with a rest": _rule(lambda x: functional.max_pool2d(x, 4, 3, 1, ceil_mode=True)),
+    "mean, with a rest": _rule(lambda x: functional.avg_pool2d(x, (4, 3), 3, 1, ceil_mode=True)),
+    "mean by another number": _rule(lambda x: functional.avg_pool2d(x, 2, divisor_override=3)),
+    "uneven mean": _rule(lambda x: functional.adaptive_avg_pool2d(x, (4, 3))),
+    "roots of powers": _rule(lambda x: functional.lp_pool2d(x.abs(), 2, (3, 2), 2)),
+    "channels by themselves": lambda: nn.InstanceNorm2d(C),
     "unfold": _rule(lambda x: functional.unfold(x, (3, 2), padding=1, stride=2)),
     "unfold twice": _rule(lambda x: x.unfold(2, 2, 2).unfold(3, 2, 2).flatten(3).mean(3)),
     "groups": lambda: nn.GroupNorm(4, C),
 }
+_SOLIDS: dict[str, Make] = {
+    "conv": lambda: nn.Conv3d(C, 3, 2, padding=(1, 0, 0)),
+    "most": _rule(lambda x: functional.max_pool3d(x, (1, 2, 2))),
+    "mean": _rule(lambda x: functional.avg_pool3d(x, 2, 1)),
+    "adaptive mean": _rule(lambda x: functional.adaptive_avg_pool3d(x, (1, 2, 2))),
+}
 CASES = {
     **{f"line: {k}": (make, LINE) for k, make in _LINES.items()},
     **{f"plane: {k}": (make, PLANE) for k, make in _PLANES.items()},
+    **{f"solid: {k}": (make, (C, 2, 3, 3)) for k, make in _SOLIDS.items()},
     "flat: groups": (lambda: nn.GroupNorm(2, C), (C,)),
 }
 
@@ -231,11 +263,10 @@ def test_scales_of_channels_get_sums_of_rows() -> None:
 @pytest.mark.parametrize(
     "rule",
     [
-        lambda x: functional.max_pool1d(x, 4, ceil_mode=True),
         lambda x: functional.max_pool1d(x, 2, return_indices=True)[0],
-        lambda x: functional.avg_pool1d(x, 3, 2, 1, count_include_pad=False),
-        lambda x: functional.adaptive_avg_pool1d(x, 4),
-        lambda x: functional.conv1d(x, torch.ones(C, 1, 2, dtype=x.dtype), groups=C),
+        lambda x: functional.conv1d(
+            x.repeat(1, 5, 1), torch.ones(10, 2, 2, dtype=x.dtype), groups=10
+        ),
     ],
 )
 def test_what_is_not_told_is_left_to_torch(rule: Callable[[Tensor], Tensor]) -> None:
@@ -263,7 +294,7 @@ class Cumulating(nn.Module):
         self.inner = nn.Conv1d(C, C, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.inner(x).cummax(2).values
+        found: Tensor = self.inner(x).mode(2).values
         return found
 
 
@@ -275,7 +306,7 @@ def test_what_torch_computes_makes_no_windows() -> None:
         with torch.no_grad():
             _, kept = program.forward((x,))
         assert kept[0] is x
-    assert "cummax" in derive(Cumulating().double(), [x]).parts.unfused
+    assert "mode" in derive(Cumulating().double(), [x]).parts.unfused
 
 
 @pytest.mark.parametrize("ratio", [auto.BY_TORCH - 0.1, auto.BY_TORCH + 0.1])

@@ -62,3 +62,36 @@ def assert_as_autograd(
         torch.testing.assert_close(
             torch.zeros(()) if d is None else d.to_dense(), torch.zeros(()) if w is None else w
         )
+
+
+def both(
+    function: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    samples: Sequence[Tensor] | None = None,
+) -> tuple[list[Tensor], ...]:
+    """Output and gradients of inputs: of a program in C, and of autograd.
+
+    Args:
+        function: Of rows of numbers.
+        inputs: Those.
+        samples: What it is traced with; None: numbers between zero and one.
+    """
+
+    def rowwise(f: object, *given: Tensor) -> Tensor:
+        return function(*given)
+
+    module = Rowwise(rowwise, 1, 1)
+    if samples is None:
+        samples = [torch.rand(5, *x.shape[1:], dtype=x.dtype) * 0.8 + 0.1 for x in inputs]
+    cut = derive(module, samples)
+    assert cut.parts.fused is not None, cut.parts.unfused
+    program, into = Program(cut, Operands(module)), GradientSum(list(module.parameters()))
+    with torch.no_grad():
+        (y,), kept = program.forward(tuple(inputs))
+        dy = torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).view_as(y)
+        back = program.backward((dy,), kept, None, into)
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    made = function(*leaves)
+    wanted = torch.autograd.grad(made, leaves, dy, materialize_grads=True)
+    found = [torch.zeros_like(x) if d is None else d for x, d in zip(inputs, back, strict=True)]
+    return [y, *found], [made.detach(), *wanted]

@@ -119,6 +119,9 @@ class Op(IntEnum):
     RANK = auto()
     RANK_UP = auto()
     DISTANCES = auto()
+    FUNCTION = auto()
+    FUNCTION_OF_TWO = auto()
+    MOST_SO_FAR = auto()
 
 
 class Reckoning(IntEnum):
@@ -135,6 +138,36 @@ class Reckoning(IntEnum):
     AND = auto()
     OR = auto()
     XOR = auto()
+
+
+class Elementary(IntEnum):
+    """What ``FUNCTION`` and ``FUNCTION_OF_TWO`` compute; in the order of fused.inc."""
+
+    ARC_SINE = 0
+    ARC_COSINE = auto()
+    ARC_TANGENT = auto()
+    SINH = auto()
+    COSH = auto()
+    TANGENT = auto()
+    AREA_SINH = auto()
+    AREA_COSH = auto()
+    AREA_TANH = auto()
+    NEAREST = auto()
+    DOWNWARDS = auto()
+    UPWARDS = auto()
+    LOG_OF_MORE = auto()
+    LESS_ONE = auto()
+    BASE_TWO = auto()
+    BASE_TEN = auto()
+    TWO_TO = auto()
+    ERF_REST = auto()
+    ANGLE = auto()
+    DIAGONAL = auto()
+    LEFT_OVER = auto()
+    MODULO = auto()
+    WHOLE_TIMES = auto()
+    RAISED = auto()
+    SIGNED = auto()
 
 
 AT_A_TIME: Final = frozenset(

@@ -63,39 +63,68 @@ def _of_heads(
     *,
     within: bool = False,
 ) -> tuple[Tensor, Tensor | None] | None:
-    unusual = bias_k is not None or add_zero_attn or use_separate_proj_weight
+    unusual = bias_k is not None or add_zero_attn or query.ndim != 3
     unusual = unusual or static_k is not None or static_v is not None
     if within:  # that it is causal, the mask says
         unusual = unusual or (attn_mask is None and is_causal)
-        unusual = unusual or (attn_mask is not None and attn_mask.ndim != 2)
     else:
-        unusual = unusual or is_causal or attn_mask is not None
-    if unusual or (training and dropout_p) or query.ndim != 3 or in_proj_weight is None:
+        unusual = unusual or is_causal or attn_mask is not None or use_separate_proj_weight
+        unusual = unusual or bool(training and dropout_p)
+    if unusual:
         return None
     width, heads = embed_dim_to_check, num_heads
-
-    def made_of(x: Tensor) -> Tensor:
-        return functional.linear(x.transpose(0, 1), in_proj_weight, in_proj_bias)
+    if use_separate_proj_weight:
+        weights = q_proj_weight, k_proj_weight, v_proj_weight
+        q, k, v = _by_their_own((query, key, value), weights, in_proj_bias)
+    elif in_proj_weight is not None:
+        q, k, v = _by_one((query, key, value), in_proj_weight, in_proj_bias)
+    else:
+        return None
 
     def apart(x: Tensor) -> Tensor:
         return x.reshape(x.shape[0], x.shape[1], heads, width // heads).transpose(1, 2)
 
-    # All of the weight meets each, as rows of several kinds meet no part of one.
-    own = made_of(query)
-    theirs = own if key is query else made_of(key)
-    q, k = own[..., :width], theirs[..., width : 2 * width]
-    v = (theirs if value is key else made_of(value))[..., 2 * width :]
     score = (apart(q) / math.sqrt(width // heads)) @ apart(k).transpose(-2, -1)
     padding = None if key_padding_mask is None else key_padding_mask[:, None, None]
+    if attn_mask is not None and attn_mask.ndim == 3:  # of each head of each row
+        attn_mask = attn_mask.view(score.shape)
     if within:
         share = _shares(score, attn_mask, padding, dead=not need_weights)
     else:
         share = _shares(score, padding, dead=False)
-    found = (share @ apart(v)).transpose(1, 2).reshape(own.shape[0], own.shape[1], width)
+    if training and dropout_p:
+        share = functional.dropout(share, dropout_p)
+    found = (share @ apart(v)).transpose(1, 2).reshape(q.shape[0], q.shape[1], width)
     found = functional.linear(found, out_proj_weight, out_proj_bias).transpose(0, 1)
     if not need_weights:
         return found, None
     return found, share.mean(1) if average_attn_weights else share
+
+
+def _by_one(given: Sequence[Tensor], weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+    """What one weight makes of each: a third of that, another of each.
+
+    All of the weight meets each, as rows of several kinds meet no part of one.
+    """
+    width, found, known = weight.shape[0] // 3, [], list[tuple[Tensor, Tensor]]()
+    for number, x in enumerate(given):
+        own = next((y for z, y in known if z is x), None)
+        if own is None:
+            own = functional.linear(x.transpose(0, 1), weight, bias)
+            known.append((x, own))
+        found.append(own[..., number * width : (number + 1) * width])
+    return found
+
+
+def _by_their_own(
+    given: Sequence[Tensor], weights: Sequence[Tensor | None], bias: Tensor | None
+) -> list[Tensor]:
+    biases: Sequence[Tensor | None] = [None] * 3 if bias is None else bias.chunk(3)
+    found = []
+    for x, weight, own in zip(given, weights, biases, strict=True):
+        assert weight is not None
+        found.append(functional.linear(x.transpose(0, 1), weight, own))
+    return found
 
 
 _FEW: Final = 4096
@@ -141,12 +170,15 @@ def _attention_within(
     enable_gqa: bool = False,
 ) -> Tensor | None:
     scores = math.prod(query.shape[1:-1]) * key.shape[-2]
-    unusual = dropout_p or enable_gqa or (is_causal and attn_mask is not None)
-    if unusual or not query.is_cpu or scores > _FEW:
+    if (is_causal and attn_mask is not None) or not query.is_cpu or scores > _FEW:
         return None
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
-    return _shares(_scores(query, key, scale), attn_mask, keeps=True) @ value
+    if enable_gqa:
+        times = query.shape[-3] // key.shape[-3], query.shape[-3] // value.shape[-3]
+        key, value = key.repeat_interleave(times[0], -3), value.repeat_interleave(times[1], -3)
+    share = _shares(_scores(query, key, scale), attn_mask, keeps=True)
+    return (functional.dropout(share, dropout_p) if dropout_p else share) @ value
 
 
 def _of_heads_within(
@@ -206,9 +238,117 @@ def _layer_norm(
     return found if bias is None else found + bias
 
 
+def _norm_of_rows(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    """Of several axes, or with a scale alone: the norm of one, and what comes then."""
+    axes, plain = len(normalized_shape), (weight is None) == (bias is None)
+    if (axes == 1 and plain) or x.ndim <= axes or x.shape[x.ndim - axes :] != normalized_shape:
+        return None
+    rows = x.reshape(*x.shape[: x.ndim - axes], math.prod(normalized_shape))
+    found = functional.layer_norm(rows, rows.shape[-1:], eps=eps).reshape(x.shape)
+    found = found if weight is None else found * weight
+    return found if bias is None else found + bias
+
+
+def _settled_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    """Of what has been seen before, a number for each channel."""
+    if training or running_mean is None or running_var is None or x.ndim < 2:
+        return None
+    channels = -1, *[1] * (x.ndim - 2)
+    scale = (running_var + eps).rsqrt()
+    scale = scale if weight is None else scale * weight
+    shift = -running_mean * scale
+    shift = shift if bias is None else shift + bias
+    return x * scale.view(channels) + shift.view(channels)
+
+
+def _sum_of_embeddings(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor | None:
+    """Of as many in each row."""
+    plain = offsets is None and max_norm is None and padding_idx is None and not scale_grad_by_freq
+    if not plain or input.ndim != 2 or not input.shape[1]:
+        return None
+    found = functional.embedding(input, weight)
+    if per_sample_weights is not None:
+        found = found * per_sample_weights.unsqueeze(2)
+    return found.max(1).values if mode == "max" else getattr(found, mode)(1)
+
+
+def _loss_of_class(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor | None:
+    """What one of the first axis of a row says, less than nothing; of those ignored nothing."""
+    plain = reduction == "none" and size_average is None and reduce is None
+    if not plain or input.ndim < 2 or target.shape != (*input.shape[:1], *input.shape[2:]):
+        return None
+    ignored = target == ignore_index
+    own = target.masked_fill(ignored, 0)
+    found = -input.gather(1, own.unsqueeze(1)).squeeze(1)
+    if weight is not None:
+        found = found * functional.embedding(own, weight.unsqueeze(1)).squeeze(-1)
+    return found.masked_fill(ignored, 0)
+
+
+def _cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
+    if target.is_floating_point() or input.ndim < 2:
+        return None
+    said = input.log_softmax(1)
+    found = _loss_of_class(said, target, weight, size_average, ignore_index, reduce, reduction)
+    if found is None or not label_smoothing:
+        return found
+    every = said if weight is None else said * weight.view(-1, *[1] * (said.ndim - 2))
+    smooth = (-every.sum(1)).masked_fill(target == ignore_index, 0) / said.shape[1]
+    return (1 - label_smoothing) * found + label_smoothing * smooth
+
+
 WITHIN_ROWS: Final[dict[Any, Callable[..., Any]]] = {
     functional.scaled_dot_product_attention: _attention_within,
     functional.multi_head_attention_forward: _of_heads_within,
+    functional.layer_norm: _norm_of_rows,
+    functional.batch_norm: _settled_norm,
+    functional.embedding_bag: _sum_of_embeddings,
+    functional.nll_loss: _loss_of_class,
+    functional.cross_entropy: _cross_entropy,
 }
 """As ``COMPOSED``, of what is within a row."""
 COMPOSED: Final[Mapping[Any, Callable[..., Any]]] = {

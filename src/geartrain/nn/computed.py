@@ -19,17 +19,18 @@ from geartrain.nodes.call import differentiate
 
 aten = torch.ops.aten
 
+_PARTS: Final = (aten.slice.Tensor, aten.select.int)
+"""Which of an operand, where they meet no rows in a product, have no steps."""
 _VIEWS: Final = frozenset(
     {
         aten.t.default,
-        aten.slice.Tensor,
+        *_PARTS,
         aten.view.default,
         aten._unsafe_view.default,
         aten.unsqueeze.default,
         aten.squeeze.dim,
         aten.squeeze.dims,
         aten.expand.default,
-        aten.select.int,
     }
 )
 """Of an operand they cost nothing, but where it meets rows in a product."""
@@ -111,6 +112,8 @@ def _computed(whole: CountedGraph, reader: fx.Node, x: fx.Node) -> fx.Node | Non
         return None if of in whole.operands else own
     y = x
     while y.target in _VIEWS:
+        if y.target in _PARTS:
+            return x
         source = y.args[0]
         assert isinstance(source, fx.Node)
         y = source

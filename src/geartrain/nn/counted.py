@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from geartrain.errors import GraphError
 from geartrain.frames.message import Payload
-from geartrain.nn.draws import drawn
+from geartrain.nn.draws import drawn, evenly_drawn
 from geartrain.nn.emit import emit
 from geartrain.nn.record import Trace
 
@@ -39,6 +39,7 @@ _SAME: Final = {
 }
 
 _RANKS: Final = (aten.topk.default, aten.sort.default, aten.sort.stable)
+_EVEN: Final = (aten.rand_like.default, aten.rand.default)
 _AXES: Final = (aten.unsqueeze.default, aten.squeeze.dim)
 _ZEROS: Final = (aten.new_zeros.default, aten.zeros.default)
 
@@ -102,12 +103,14 @@ class CountedGraph:
         """What is drawn for each row has a number, and follows from that and the row's seed."""
         number = 0
         for x in self.graph.nodes:
-            usual = x.target is aten.bernoulli.p and not x.kwargs and "dtype" in x.meta
-            if usual and self.is_whole(x):
+            even = x.target in _EVEN
+            usual = even or (x.target is aten.bernoulli.p and not x.kwargs)
+            if usual and "dtype" in x.meta and self.is_whole(x):
                 args: Any = x.args
                 tail = tuple(self.shapes[x][1:])
-                x.args = (self.n, tail, float(args[1]), number, x.meta["dtype"])
-                x.target = drawn
+                share = () if even else (float(args[1]),)
+                x.args = (self.n, tail, *share, number, x.meta["dtype"])
+                x.target, x.kwargs = evenly_drawn if even else drawn, {}
                 number += 1
 
     def begun(self, given: Sequence[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
@@ -169,7 +172,7 @@ class CountedGraph:
             return tuple(found) if isinstance(a, tuple) else found
         elif isinstance(a, dict) and a.keys() == b.keys():
             return {name: self._merged(x, b[name], multiples) for name, x in a.items()}
-        elif a == b:
+        elif a == b or (a != a and b != b):  # the latter: no numbers
             return a
         elif type(a) is type(b) is int and a * SIZES[1] == b * SIZES[0]:
             times_ = a // SIZES[0]

@@ -1,7 +1,7 @@
 """Random numbers that a row has of its own: of its seed, the number of the draw, and their column.
 
     seed of the row ─┐
-    number of draw  ─┼─► 32 bits ─► 1 with probability p, else 0
+    number of draw  ─┼─► 32 bits ─► 1 with probability p, else 0; or a number from 0 to 1
     column          ─┘
 
 A module that draws gets a seed for each row (``row_seeds`` of ``nodes/chance.py``). C has the same
@@ -39,8 +39,27 @@ def drawn(n: int, tail: Sequence[int], p: float, number: int, dtype: torch.dtype
     return ones_of(seeds, tail, p, number).to(dtype)
 
 
+def evenly_drawn(n: int, tail: Sequence[int], number: int, dtype: torch.dtype) -> Tensor:
+    """Numbers from 0 to 1, without that, ``(n, *tail)``; arguments as of ``drawn``."""
+    seeds = _seeded.seeds
+    if seeds is None:
+        return torch.rand((n, *tail), dtype=dtype, device="cpu")
+    return shares_of(seeds, tail, number, dtype)
+
+
 def ones_of(seeds: Tensor, tail: Sequence[int], p: float, number: int) -> Tensor:
     """Where rows with these seeds have ones, bool ``(n, *tail)``; arguments as of ``drawn``."""
+    return _bits_of(seeds, tail, number) >> 1 < int(p * 2**31 + 0.5)
+
+
+def shares_of(seeds: Tensor, tail: Sequence[int], number: int, dtype: torch.dtype) -> Tensor:
+    """Numbers from 0 to 1 of rows with these seeds: of as many bits as C has of that dtype."""
+    less = 8 if dtype is torch.float32 else 0
+    return (_bits_of(seeds, tail, number) >> less).to(dtype) * 2.0 ** (less - 32)
+
+
+def _bits_of(seeds: Tensor, tail: Sequence[int], number: int) -> Tensor:
+    """32 of each entry, ``(n, *tail)``."""
     low = mixed(seeds & _LOW ^ (number + 1) * _APART & _LOW)
     high = mixed((seeds >> 32) & _LOW ^ low)
     width = torch.Size(tail).numel()
@@ -49,8 +68,7 @@ def ones_of(seeds: Tensor, tail: Sequence[int], p: float, number: int) -> Tensor
     bits = bits * _FIRST & _LOW
     bits = (bits ^ bits >> 13) + high[:, None] & _LOW
     bits = bits * _SECOND & _LOW
-    bits = bits ^ bits >> 16
-    return (bits >> 1 < int(p * 2**31 + 0.5)).view(-1, *tail)
+    return (bits ^ bits >> 16).view(-1, *tail)
 
 
 def mixed(bits: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from geartrain.native.fused import Op
+from geartrain.native.fused import Elementary, Op
 from geartrain.nn.places import Refused
 
 aten = torch.ops.aten
@@ -54,7 +54,7 @@ TWO: Final[Mapping[Any, Op]] = {
     aten.sigmoid_backward.default: Op.SIGMOID_BACK,
     aten.gelu_backward.default: Op.GELU_BACK,
     aten.silu_backward.default: Op.SILU_BACK,
-    aten.minimum.default: Op.MINIMUM,
+    **dict.fromkeys((aten.minimum.default, aten.clamp_max.Tensor), Op.MINIMUM),
     aten.maximum.default: Op.MAXIMUM,
     aten.eq.Tensor: Op.EQUAL,
     aten.lt.Tensor: Op.LESS,
@@ -129,6 +129,45 @@ def _softplus_back(g: Any, x: Any, beta: float, threshold: float) -> Numbered:
     return Op.SOFTPLUS_BACK, [g, x], 0.0
 
 
+_KNOWN: Final[Mapping[Any, Elementary]] = {
+    aten.asin.default: Elementary.ARC_SINE,
+    aten.acos.default: Elementary.ARC_COSINE,
+    aten.atan.default: Elementary.ARC_TANGENT,
+    aten.sinh.default: Elementary.SINH,
+    aten.cosh.default: Elementary.COSH,
+    aten.tan.default: Elementary.TANGENT,
+    aten.asinh.default: Elementary.AREA_SINH,
+    aten.acosh.default: Elementary.AREA_COSH,
+    aten.atanh.default: Elementary.AREA_TANH,
+    aten.round.default: Elementary.NEAREST,
+    aten.floor.default: Elementary.DOWNWARDS,
+    aten.ceil.default: Elementary.UPWARDS,
+    aten.log1p.default: Elementary.LOG_OF_MORE,
+    aten.expm1.default: Elementary.LESS_ONE,
+    aten.log2.default: Elementary.BASE_TWO,
+    aten.log10.default: Elementary.BASE_TEN,
+    aten.exp2.default: Elementary.TWO_TO,
+    aten.erfc.default: Elementary.ERF_REST,
+}
+_KNOWN_OF_TWO: Final[Mapping[Any, Elementary]] = {
+    aten.atan2.default: Elementary.ANGLE,
+    aten.hypot.default: Elementary.DIAGONAL,
+    aten.fmod.Tensor: Elementary.LEFT_OVER,
+    aten.remainder.Tensor: Elementary.MODULO,
+    aten.floor_divide.default: Elementary.WHOLE_TIMES,
+    aten.pow.Tensor_Tensor: Elementary.RAISED,
+    aten.copysign.Tensor: Elementary.SIGNED,
+}
+
+
+def _of_one(which: Elementary) -> Callable[..., Numbered]:
+    return lambda x: (Op.FUNCTION, [x], float(which))
+
+
+def _of_both(which: Elementary) -> Callable[..., Numbered]:
+    return lambda x, y: (Op.FUNCTION_OF_TWO, [x, y], float(which))
+
+
 NUMBERED: Final[Mapping[Any, Callable[..., Numbered]]] = {
     aten.pow.Tensor_Scalar: _power,
     aten.reciprocal.default: lambda x: (Op.POWER, [x], -1.0),
@@ -146,5 +185,7 @@ NUMBERED: Final[Mapping[Any, Callable[..., Numbered]]] = {
     aten.elu_backward.default: _elu_back,
     aten.softplus.default: _softplus,
     aten.softplus_backward.default: _softplus_back,
+    **{target: _of_one(which) for target, which in _KNOWN.items()},
+    **{target: _of_both(which) for target, which in _KNOWN_OF_TWO.items()},
 }
 """The step of an operator with these arguments, what it reads, and its number."""

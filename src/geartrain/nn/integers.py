@@ -92,6 +92,10 @@ def convert_dtype(places: Places, x: fx.Node) -> Value:
             places.step(x, Op.OTHER_THAN, args[:1], 0.0)
         found: Value = places.values[x]
         return found
+    if before is places.dtype and like.dtype is torch.int64:
+        places.step(x, Op.TRUNCATE, args[:1])  # a number has it exactly
+        cut: Value = places.values[x]
+        return cut
     if before not in (torch.bool, torch.int64) or like.dtype not in (places.dtype, torch.int64):
         raise Refused
     return replace(places.value(args[0]), like=like)
@@ -223,6 +227,8 @@ _WHICH: Final = (
     aten.sort.stable,
     aten.max.dim,
     aten.min.dim,
+    aten.cummax.default,
+    aten.cummin.default,
 )
 """What finds, beside entries, which of an axis they are."""
 MOST_RANKED: Final = 1 << 14

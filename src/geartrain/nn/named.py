@@ -9,7 +9,8 @@ What is named may be several neighbours, where all of them have one number: it i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import torch
@@ -160,14 +161,26 @@ def _scatter(
     sizes: tuple[int, int, int],
 ) -> None:
     (which, piece), (some, many, inner) = numbers, sizes
-    if zeros.target not in ZEROS or many > LARGEST or not came.like.rows:
+    if many > LARGEST or not came.like.rows:
         raise Refused
-    out = places.values[x] = places.out(x)
     at = which.at, At(at=piece)
-    places.add(Op.SCATTER, out, came.at, *at, number=some, many=many, inner=inner)
+    with added_to(places, x, zeros) as out:
+        places.add(Op.SCATTER, out, came.at, *at, number=some, many=many, inner=inner)
 
 
-ZEROS: Final = (aten.new_zeros.default, aten.zeros.default)
+@contextmanager
+def added_to(places: Places, x: fx.Node, before: fx.Node) -> Iterator[Value]:
+    """Where to write what comes to nothing, or to what there was before, which is added then."""
+    out = places.values[x] = places.out(x)
+    if before.target in ZEROS:
+        yield out
+    else:
+        had, made = places.broadcast(places.value(before), like_of(x)), places.spare(like_of(x))
+        yield made
+        places.add(Op.ADD, out, had, made.at)
+
+
+ZEROS: Final = (aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default)
 """What is nothing, until something goes there."""
 NAMING: Final = {aten.gather.default, aten.scatter_add.default, aten.scatter.src}
 """What reads integers as places of entries: of a number that is not exact there is no entry."""

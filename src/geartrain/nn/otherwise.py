@@ -5,7 +5,7 @@ einsum("ni,kij,nj->nk", x, W, y)  ─►  x meets W, laid out as one map (k j, i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -38,6 +38,8 @@ def _einsum(equation: Any, *operands: Any) -> Tensor:
     """Products of rows and weights by maps; else torch's own."""
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
+    if isinstance(equation, str):
+        equation = _spelled_out(equation, operands)
     plain = isinstance(equation, str) and equation.count("->") == 1 and "." not in equation
     if not plain or len(operands) < 2:
         return torch.einsum(equation, *operands)
@@ -52,6 +54,24 @@ def _einsum(equation: Any, *operands: Any) -> Tensor:
     between = "".join([x for x in dict.fromkeys(out[0] + a + b) if x in rest and x in a + b])
     first = _einsum(f"{a},{b}->{between}", *operands[:2])
     return _einsum(f"{','.join([between, *others])}->{out}", first, *operands[2:])
+
+
+def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:
+    """With letters for dots, where they stand for as many axes of each."""
+    left, arrow, out = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if "..." not in left or not arrow or len(terms) != len(operands):
+        return equation
+    pairs = zip(terms, operands, strict=True)
+    many = {x.ndim - len(term) + 3 for term, x in pairs if "..." in term}
+    free = [x for x in _LETTERS if x not in equation]
+    if len(many) != 1 or not 0 <= min(many) <= len(free):
+        return equation
+    dots = "".join(free[: min(many)])
+    return f"{left.replace('...', dots)}->{out.replace('...', dots)}"
+
+
+_LETTERS: Final = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def _by_map(a: str, b: str, out: str, rows: Tensor, weight: Tensor) -> tuple[Tensor] | None:
@@ -86,13 +106,27 @@ def _product(x: Tensor, dim: Any = None, keepdim: bool = False, **how: Any) -> T
 
 
 def _distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = _MODE) -> Tensor:
-    """Of members of rows, where torch does not go by products, which are less exact."""
-    few = x1.ndim == x2.ndim == 3 and max(x1.shape[1], x2.shape[1]) <= _MEMBERS
-    if not few or p != 2 or compute_mode != _MODE or not x1.shape[1] * x2.shape[1] * x1.shape[2]:
+    """Of members of rows, or of rows and others, where torch does not go by products, which are
+    less exact."""
+    ranks = x1.ndim == x2.ndim == 3 and max(x1.shape[1], x2.shape[1]) <= _MEMBERS
+    ranks = ranks or (x1.ndim == x2.ndim == 2 and x2.shape[0] <= _MEMBERS)
+    if not ranks or p != 2 or compute_mode != _MODE or not x1.numel() * x2.numel():
         return torch.cdist(x1, x2, p, compute_mode)
-    square = ((x1.unsqueeze(2) - x2.unsqueeze(1)) ** 2).sum(3)
+    square = ((x1.unsqueeze(-2) - x2.unsqueeze(-3)) ** 2).sum(-1)
     none = square == 0  # there its root has no slope, and the distance one of nothing
     return square.masked_fill(none, 1).sqrt().masked_fill(none, 0)
+
+
+def _product_so_far(x: Tensor, dim: int, **how: Any) -> Tensor:
+    """Products of ever longer pieces, whose gradient is exact where there are zeros."""
+    few = x.ndim > 1 and dim % x.ndim and x.is_floating_point() and not how
+    if not few or not 0 < x.shape[dim] <= _FEW:
+        return torch.cumprod(x, dim, **how)
+    by, many = 1, x.shape[dim]
+    while by < many:
+        later = x.narrow(dim, by, many - by) * x.narrow(dim, 0, many - by)
+        x, by = torch.cat([x.narrow(dim, 0, by), later], dim), 2 * by
+    return x
 
 
 _FEW: Final = 64
@@ -114,4 +148,6 @@ OTHERWISE: Final[Mapping[Any, Callable[..., Tensor]]] = {
     torch.cdist: _distances,
     torch.prod: _product,
     Tensor.prod: _product,
+    torch.cumprod: _product_so_far,
+    Tensor.cumprod: _product_so_far,
 }

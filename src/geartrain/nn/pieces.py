@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from geartrain.native.fused import Op
-from geartrain.nn.places import Like, Places, Refused, Value, like_of
+from geartrain.nn.places import LARGEST, Like, Places, Refused, Value, like_of
 
 aten = torch.ops.aten
 
@@ -110,6 +110,20 @@ def _split(places: Places, x: fx.Node) -> list[Value | None]:
     return found
 
 
+def _unbind(places: Places, x: fx.Node) -> list[Value | None]:
+    """Every entry of an axis by itself."""
+    args: Any = x.args
+    source = places.held(args[0])
+    at, many, _ = axis_of(source.like, args[1] if len(args) > 1 else 0)
+    tail, items = source.like.tail, places.items(x)
+    one = replace(source.like, tail=(*tail[:at], 1, *tail[at + 1 :]))
+    found: list[Value | None] = [None] * many
+    for k, y in items.items():
+        part = _part(places, y, source, at, k, one)
+        found[k] = replace(part, like=like_of(y))
+    return found
+
+
 def _cat(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     (at, _, _), first = axis_of(like_of(x), args[1] if len(args) > 1 else 0), 0
@@ -169,9 +183,31 @@ def _cumulate(places: Places, x: fx.Node) -> None:
     places.add(Op.CUMULATE, out, source.at, many=many, inner=inner)
 
 
+def _most_so_far(places: Places, x: fx.Node) -> None:
+    """The largest or the least along an axis so far, and which it is: the last of those alike."""
+    args: Any = x.args
+    source = places.value(args[0])
+    _, many, inner = axis_of(source.like, args[1])
+    if x.kwargs or source.like.dtype is not places.dtype or many > LARGEST:
+        raise Refused
+    read = source
+    if x.target is aten.cummin.default:
+        read = places.spare(source.like)
+        places.add(Op.NEG, read, source.at)
+    items = places.items(x)
+    which = places.out(items[1]) if 1 in items else places.spare(source.like)
+    found: list[Value | None] = [None, which]
+    places.add(Op.MOST_SO_FAR, which, read.at, many=many, inner=inner)
+    if 0 in items:
+        out = found[0] = places.out(items[0])
+        places.add(Op.GATHER, out, source.at, which.at, number=many, many=many, inner=inner)
+    places.values[x] = found
+
+
 PARTS: Final[Mapping[Any, Callable[[Places, fx.Node], Value | list[Value | None]]]] = {
     aten.slice.Tensor: _slice,
     aten.select.int: _select,
+    aten.unbind.int: _unbind,
     aten.split.Tensor: _split,
     aten.unsafe_split.Tensor: _split,
     aten.split_with_sizes.default: _split,
@@ -183,5 +219,7 @@ WHOLES: Final[Mapping[Any, Callable[[Places, fx.Node], None]]] = {
     aten.select_backward.default: _select_back,
     aten.flip.default: _flip,
     aten.cumsum.default: _cumulate,
+    aten.cummax.default: _most_so_far,
+    aten.cummin.default: _most_so_far,
 }
 """What writes whole rows, of parts or along an axis."""

@@ -20,12 +20,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from geartrain.errors import GraphError
 from geartrain.native import library
+from geartrain.nn.chances import CHANCES
 from geartrain.nn.composed import COMPOSED, WITHIN_ROWS
-from geartrain.nn.draws import drawn
+from geartrain.nn.draws import drawn, evenly_drawn
+from geartrain.nn.elementary import ELEMENTARY
+from geartrain.nn.grown import GROWN
+from geartrain.nn.moved import LAID, MOVED
 from geartrain.nn.otherwise import OTHERWISE
 from geartrain.nn.simpler import SIMPLER
+from geartrain.nn.unrolled import UNROLLED, Layers
 from geartrain.nn.windows import WINDOWS
 
+_TOLD: Final[Mapping[Any, Callable[..., Any]]] = {**SIMPLER, **ELEMENTARY, **MOVED, **CHANCES}
+_OF_WINDOWS: Final[dict[Any, Callable[..., Any]]] = {**WINDOWS, **GROWN}
 _LIFTED: Final = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
 
 
@@ -72,8 +79,8 @@ def record(
     for k, x in enumerate(arguments):
         recorder.note(x, recorder.graph.placeholder(f"given_{k}"))
     by_c = windows and library.current() is not None
-    told = COMPOSED if composed else WITHIN_ROWS | WINDOWS if by_c else WITHIN_ROWS
-    functions = _WithoutLooking(told)
+    told = COMPOSED if composed else WITHIN_ROWS | _OF_WINDOWS if by_c else WITHIN_ROWS
+    functions = _WithoutLooking(told, None if composed or not by_c else Layers())
     with torch.enable_grad(), functions, recorder:
         results = function(*arguments)
     recorder.graph.output([recorder.node_of(x) for x in results])
@@ -89,14 +96,15 @@ class _WithoutLooking(TorchFunctionMode):
 
     Args:
         told: What are made of simpler operators.
+        layers: What is known of layers; None: recurrent ones are torch's.
 
     Attributes:
         windows: Whether windows of rows were.
     """
 
-    def __init__(self, told: Mapping[Any, Callable[..., Any]]) -> None:
+    def __init__(self, told: Mapping[Any, Callable[..., Any]], layers: Layers | None) -> None:
         super().__init__()
-        self._told, self.windows = told, False
+        self._told, self._layers, self.windows = told, layers, False
 
     def __torch_function__(
         self,
@@ -105,14 +113,24 @@ class _WithoutLooking(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if function in OTHERWISE:
-            return OTHERWISE[function](*args, **(kwargs or {}))
-        if function in self._told:
-            found = self._told[function](*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if self._layers is not None:
+            found = self._layers.taken(function, args, kwargs)
+            if found is None and function in UNROLLED:
+                found = UNROLLED[function](self._layers, *args, **kwargs)
             if found is not None:
-                self.windows = self.windows or function in WINDOWS
                 return found
-        return function(*args, **(kwargs or {}))
+        if function in OTHERWISE:
+            return OTHERWISE[function](*args, **kwargs)
+        if function in self._told:
+            found = self._told[function](*args, **kwargs)
+            if found is not None:
+                self.windows = self.windows or function in _OF_WINDOWS
+                return found
+        found = function(*args, **kwargs)
+        if self._layers is not None:
+            self._layers.notice(function, args, kwargs, found)
+        return found
 
 
 @final
@@ -155,11 +173,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if function in SIMPLER:
+        if function in _TOLD:
             with self:
-                found = SIMPLER[function](*args, **kwargs)
+                found = _TOLD[function](*args, **kwargs)
             if found is not None:
-                return found
+                return self._as_it_lies(found, function, args, kwargs)
         known = len(self.constants)
         node_args, node_kwargs = self._arguments(args), self._arguments(dict(kwargs))
         if len(self.constants) > known and function not in _LIFTED:
@@ -174,6 +192,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.note(x, self.graph.call_function(operator.getitem, (node, k)))
         elif isinstance(result, (bool, int, float, complex)) and self._may_change(node_args):
             raise GraphError(f"its way depends on values: it calls {function}")
+        return result
+
+    def _as_it_lies(self, found: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        """What was told, with the strides of torch's where autograd asks for them."""
+        if function not in LAID:
+            return found
+        result = function(*args, **kwargs)
+        self.note(result, self.node_of(found))
         return result
 
     def _may_change(self, args: Any) -> bool:
@@ -204,7 +230,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def draws(x: fx.Node) -> bool:
     """Whether it draws random numbers."""
-    return x.target is drawn or torch.Tag.nondeterministic_seeded in getattr(x.target, "tags", ())
+    own = x.target in (drawn, evenly_drawn)
+    return own or torch.Tag.nondeterministic_seeded in getattr(x.target, "tags", ())
 
 
 def _flat(value: Any) -> list[Any]:

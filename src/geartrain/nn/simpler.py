@@ -82,9 +82,28 @@ def _vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor | None:
-    if order != 2 or not dim or dtype is not None:
+    if not dim or dtype is not None or not x.is_floating_point():
         return None
-    return (x * x).sum(list(dim), keepdim).sqrt()
+    dims = list(dim)
+    if order == 2:
+        return (x * x).sum(dims, keepdim).sqrt()
+    if order == 1:
+        return x.abs().sum(dims, keepdim)
+    if order == 0:
+        return torch.where(x != 0, _full(x, 1), _full(x, 0)).sum(dims, keepdim)
+    if math.isinf(order):
+        return (x.abs().amax if order > 0 else x.abs().amin)(dims, keepdim)
+    return (x.abs() ** order).sum(dims, keepdim) ** (1 / order)
+
+
+def _full(like: Tensor, number: float) -> Tensor:
+    return torch.full((), number, dtype=like.dtype, device=like.device)
+
+
+def _norm(
+    x: Tensor, order: float | None = None, dim: Sequence[int] = (), keepdim: bool = False
+) -> Tensor | None:
+    return _vector_norm(x, 2 if order is None else order, dim, keepdim)
 
 
 def _variance(
@@ -101,6 +120,28 @@ def _variance(
         return None
     apart = x - x.mean(list(dim), True)
     return (apart * apart).sum(list(dim), keepdim) / n
+
+
+def _variance_and_mean(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[Tensor, Tensor] | None:
+    found = _variance(x, dim, correction=correction, keepdim=keepdim)
+    return None if found is None or not dim else (found, x.mean(list(dim), keepdim))
+
+
+def _deviation_and_mean(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[Tensor, Tensor] | None:
+    found = _variance_and_mean(x, dim, correction=correction, keepdim=keepdim)
+    return None if found is None else (found[0].sqrt(), found[1])
 
 
 def _deviation(
@@ -215,12 +256,57 @@ def _prelu_back(g: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_sum_exp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor | None:
-    if len(dim) != 1 or not x.is_floating_point():
+    if not dim or not x.is_floating_point():
         return None
     large = torch.finfo(x.dtype).max  # of rows that are infinite all over, nothing is taken off
     most = x.amax(list(dim), True).clamp_min(-large).clamp_max(large)
     found = (x - most).exp().sum(list(dim), True).log() + most
-    return found if keepdim else found.squeeze(dim[0])
+    for axis in () if keepdim else sorted((d % x.ndim for d in dim), reverse=True):
+        found = found.squeeze(axis)
+    return found
+
+
+def _count(x: Tensor, dim: Sequence[int] | int | None = None) -> Tensor | None:
+    dims = [dim] if isinstance(dim, int) else list(dim or ())
+    return (x != 0).sum(dims) if dims else None
+
+
+def _least_and_most(
+    x: Tensor, *, dim: int | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor] | None:
+    return None if dim is None else (x.amin(dim, keepdim), x.amax(dim, keepdim))
+
+
+def _at_place(x: Tensor, place: int, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """Of an axis what comes so far in order, the least first, and which it is."""
+    values, which = torch.topk(x, place, dim, False, True)
+    last = [aten.slice(y, dim, place - 1, place) for y in (values, which)]
+    if not keepdim:
+        last = [y.squeeze(dim) for y in last]
+    return last[0], last[1]
+
+
+def _may_order(x: Tensor, dim: int, place: int) -> bool:
+    axis = dim % max(x.ndim, 1)
+    return bool(axis) and x.is_floating_point() and 0 < place <= x.shape[axis]
+
+
+def _in_order(
+    x: Tensor, k: int, dim: int = -1, keepdim: bool = False
+) -> tuple[Tensor, Tensor] | None:
+    return _at_place(x, k, dim, keepdim) if _may_order(x, dim, k) else None
+
+
+def _median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor] | None:
+    """The lower of two; no number, where there is one that is none."""
+    place = (x.shape[dim] + 1) // 2
+    if not _may_order(x, dim, place):
+        return None
+    found, which = _at_place(x, place, dim, True)
+    most, first = x.amax(dim, True), x.argmax(dim, True)
+    none = most != most
+    found, which = torch.where(none, most, found), torch.where(none, first, which)
+    return (found, which) if keepdim else (found.squeeze(dim), which.squeeze(dim))
 
 
 def _log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,18 +317,22 @@ def _log_sigmoid_back(g: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
     return g * torch.sigmoid(-x)
 
 
+def _of_number(x: Tensor, dim: int, many: int, value: float) -> Tensor:
+    """As x, but for so many entries of an axis, which are all the same."""
+    shape = (*x.shape[:dim], many, *x.shape[dim + 1 :])
+    return x.new_full(shape, value) if value else x.new_zeros(shape)
+
+
 def _pad(x: Tensor, pads: Sequence[int], value: float = 0) -> Tensor | None:
     sides = list(zip(pads[::2], pads[1::2], strict=True))
-    if value or (len(sides) == x.ndim and any(sides[-1])):
+    if len(sides) == x.ndim and any(sides[-1]):
         return None
     for k, (before, after) in enumerate(sides):
         dim = x.ndim - 1 - k
         if before < 0 or after < 0:
             x = aten.slice(x, dim, max(-before, 0), x.shape[dim] - max(-after, 0))
-        zeros = [
-            x.new_zeros((*x.shape[:dim], max(n, 0), *x.shape[dim + 1 :])) for n in (before, after)
-        ]
-        pieces = [y for y in (zeros[0], x, zeros[1]) if y.shape[dim]]
+        around = [_of_number(x, dim, max(many, 0), value) for many in (before, after)]
+        pieces = [y for y in (around[0], x, around[1]) if y.shape[dim]]
         x = torch.cat(pieces, dim) if len(pieces) > 1 else x
     return x
 
@@ -285,7 +375,10 @@ SIMPLER: Final[Mapping[Any, Callable[..., Any]]] = {
     aten.hardtanh.default: _hardtanh,
     aten.hardtanh_backward.default: _hardtanh_back,
     aten.linalg_vector_norm.default: _vector_norm,
+    aten.norm.ScalarOpt_dim: _norm,
     aten.var.correction: _variance,
+    aten.var_mean.correction: _variance_and_mean,
+    aten.std_mean.correction: _deviation_and_mean,
     aten.std.correction: _deviation,
     aten.stack.default: _stack,
     aten.frac.default: _frac,
@@ -306,6 +399,11 @@ SIMPLER: Final[Mapping[Any, Callable[..., Any]]] = {
     aten._prelu_kernel.default: _prelu,
     aten._prelu_kernel_backward.default: _prelu_back,
     aten.logsumexp.default: _log_sum_exp,
+    aten.count_nonzero.default: _count,
+    aten.count_nonzero.dim_IntList: _count,
+    aten.aminmax.default: _least_and_most,
+    aten.kthvalue.default: _in_order,
+    aten.median.dim: _median,
     aten.log_sigmoid_forward.default: _log_sigmoid,
     aten.log_sigmoid_backward.default: _log_sigmoid_back,
     aten.constant_pad_nd.default: _pad,

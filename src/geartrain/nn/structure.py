@@ -37,6 +37,8 @@ _NUMBERS: Final = (bool, int, float, complex, str, bytes, type(None), type(...))
 _PLAIN: Final = (*_NUMBERS, torch.dtype, torch.device, torch.layout, torch.memory_format, Enum)
 _CONTAINERS: Final = (tuple, list, dict, set, frozenset, OrderedDict, deque, torch.Size)
 _OF_MODULES: Final = frozenset(vars(nn.Module())) - {"training"}
+_OF_RECURRENT: Final = _OF_MODULES | {"_flat_weights", "_flat_weight_refs"}
+"""They have their weights once more, and renew these whenever others stand in their place."""
 _LIBRARIES: Final = frozenset({"torch", "geartrain", "numpy"})
 _MOST: Final = 10_000
 """Things that are looked at in one structure; who has more has no key."""
@@ -147,7 +149,7 @@ class _Walk:
         for name, inner in module._modules.items():
             found.append((name, None if inner is None else self._modules[id(inner)]))
         for name, x in list(vars(module).items()):
-            if name not in _OF_MODULES:
+            if name not in (_OF_RECURRENT if isinstance(module, nn.RNNBase) else _OF_MODULES):
                 found.append((name, self._named(vars(module), name, x)))
         return (*found, *self._class(type(module), {"forward"}))
 

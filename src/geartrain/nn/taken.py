@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from geartrain.native.fused import At, Op
-from geartrain.nn.named import ZEROS, by_numbers, put_by_numbers
+from geartrain.nn.named import added_to, by_numbers, put_by_numbers
 from geartrain.nn.places import Like, Places, Refused, like_of
 
 aten = torch.ops.aten
@@ -80,10 +80,10 @@ def _write(places: Places, x: fx.Node, source: fx.Node, at: At) -> None:
 
 def _write_back(places: Places, x: fx.Node, zeros: fx.Node, source: fx.Node, at: At) -> None:
     came = places.value(source)
-    if zeros.target not in ZEROS or not came.like.rows:
+    if not came.like.rows:
         raise Refused
-    out = places.values[x] = places.out(x)
-    places.add(Op.ENTRIES_BACK, out, came.at, at, many=came.like.width)
+    with added_to(places, x, zeros) as out:
+        places.add(Op.ENTRIES_BACK, out, came.at, at, many=came.like.width)
 
 
 ADDED: Final = {aten.index_add.default}

@@ -16,7 +16,7 @@ from torch import fx
 
 from geartrain.native.fused import At, Op
 from geartrain.nn.distances import is_within_distances, of_distances, write_distances
-from geartrain.nn.draws import drawn
+from geartrain.nn.draws import drawn, evenly_drawn
 from geartrain.nn.embeddings import EMBEDDINGS
 from geartrain.nn.entries import NUMBERED, NUMBERS, ONE, TRUTHS, TWO
 from geartrain.nn.integers import (
@@ -35,11 +35,11 @@ from geartrain.nn.named import (
     repeats_for_neighbours,
     row_numbers,
 )
-from geartrain.nn.pieces import PARTS, WHOLES
+from geartrain.nn.pieces import PARTS, WHOLES, axis_of
 from geartrain.nn.places import RESHAPES, Like, Places, Refused, Value, called, like_of
 from geartrain.nn.reckoning import CONSTANTS, reckon, reckons, repeated
 from geartrain.nn.taken import ADDED, TAKEN
-from geartrain.nn.windows import MOST_ENTRIES
+from geartrain.nn.windows import MOST_ENTRIES, MOST_GROUPS
 
 aten = torch.ops.aten
 
@@ -193,12 +193,32 @@ def _sum_of_rows(
 
 def _softmax(places: Places, x: fx.Node, op: Op) -> None:
     args: Any = x.args
-    source = places.value(args[0])
-    many = _of_last(source.like, args[1])
     if args[2]:
         raise Refused
+    _along(places, x, op, [places.value(args[0])], args[1])
+
+
+def _softmax_back(places: Places, x: fx.Node, op: Op) -> None:
+    args: Any = x.args
+    _along(places, x, op, [places.value(y) for y in args[:2]], args[2])
+
+
+def _along(places: Places, x: fx.Node, op: Op, read: Sequence[Value], dim: int) -> None:
+    """A step that takes the last axis, of any: that is turned to be the last, and back."""
+    like = read[0].like
+    _, many, inner = axis_of(like, dim)
+    if any(value.like.tail != like.tail for value in read):
+        raise Refused
     out = places.values[x] = places.out(x)
-    places.add(op, out, source.at, many=many)
+    if inner == 1:
+        places.add(op, out, *[value.at for value in read], many=many)
+        return
+    turned = [places.spare(like) for _ in read]
+    for value, other in zip(read, turned, strict=True):
+        places.add(Op.TURN, other, value.at, number=1, many=many, inner=inner)
+    made = places.spare(like)
+    places.add(op, made, *[value.at for value in turned], many=many)
+    places.add(Op.TURN, out, made.at, number=1, many=inner, inner=many)
 
 
 def _of_last(like: Like, dim: int) -> int:
@@ -206,14 +226,6 @@ def _of_last(like: Like, dim: int) -> int:
     if not like.rows or not like.tail or dim not in (-1, len(like.tail)):
         raise Refused
     return like.tail[-1]
-
-
-def _softmax_back(places: Places, x: fx.Node, op: Op) -> None:
-    args: Any = x.args
-    came, made = places.value(args[0]), places.value(args[1])
-    many = _of_last(came.like, args[2])
-    out = places.values[x] = places.out(x)
-    places.add(op, out, came.at, made.at, many=many)
 
 
 def _norm(places: Places, x: fx.Node) -> None:
@@ -317,7 +329,8 @@ def _number(x: Any) -> float | None:
 
 def _untold(places: Places, x: fx.Node) -> None:
     most = f"more than {MOST_ENTRIES} entries of windows a row"
-    raise Refused(f"{called(x)} has no step in C where it has groups, or {most}")
+    groups = f"more than {MOST_GROUPS} groups of several channels"
+    raise Refused(f"{called(x)} has no step in C where it has {groups}, or {most}")
 
 
 def _scalar(places: Places, x: fx.Node) -> None:
@@ -329,8 +342,9 @@ def _at_least(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     number = _number(args[1])
     if number is None:
-        raise Refused
-    places.step(x, Op.AT_LEAST, args[:1], number)
+        places.step(x, Op.MAXIMUM, args)
+    else:
+        places.step(x, Op.AT_LEAST, args[:1], number)
 
 
 def _full(places: Places, x: fx.Node) -> None:
@@ -370,6 +384,12 @@ def _draw(places: Places, x: fx.Node) -> None:
         raise Refused
     out = places.values[x] = places.out(x)
     places.add(Op.DRAW, out, places.seeds(), number=p, many=number)
+
+
+def _draw_evenly(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    out = places.values[x] = places.out(x)
+    places.add(Op.DRAW, out, places.seeds(), number=2.0, many=args[2])
 
 
 def _fill(places: Places, x: fx.Node) -> None:
@@ -440,6 +460,7 @@ SHARING: Final = {*VIEWS, *TURNS, aten.expand.default}
 """What may lie in another's place."""
 _WAYS: Final[Mapping[Any, _Way]] = {
     drawn: _draw,
+    evenly_drawn: _draw_evenly,
     aten.sum.default: lambda places, x: _sum(places, x, mean=False),
     aten.sum.dim_IntList: lambda places, x: _sum(places, x, mean=False),
     aten.mean.dim: lambda places, x: _sum(places, x, mean=True),
@@ -474,7 +495,7 @@ _WAYS: Final[Mapping[Any, _Way]] = {
 }
 _SEVERAL: Final = {
     *(*RESHAPES, *MATMUL, *ONE, *TWO, *NUMBERS, *NUMBERED),
-    aten.expand.default,
+    *(aten.expand.default, aten.new_zeros.default),
 }
 """What knows of several rows for each row, or does not care."""
 _SCALARS_READ: Final = {aten.where.self, aten.clamp_min.Tensor}
