@@ -12,7 +12,7 @@ from typing import final
 import numpy as np
 
 from geartrain.errors import GeartrainError, WorkerError
-from geartrain.frames.message import INSTANCE, ranges
+from geartrain.frames.message import INSTANCE
 from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.group import Group
 from geartrain.nodes.join import JoinNode
@@ -81,7 +81,7 @@ class FlatmapStage(AbstractStage):
         which = np.repeat(np.arange(len(rows)), counts)
         if which.size:
             state = rows.state.take(which, 1)
-            state[self._node.column] = ranges(starts, counts)
+            state[self._node.column] = self._node.numbers(starts, counts)
             yield 0, RowNumbers(rows.numbers[which], state)
 
 
