@@ -118,7 +118,9 @@ class Through(AbstractOperator):
                     f"is {keep!r}; use keep='graph', with minibatches as bundles"
                 )
         together = keep == "graph" or alone or (pool and not inside)
-        self.dry_run = DryRun(name, called_by(function), mixes=together)
+        apart = not (inside or pool or alone or memory is not None)
+        kept: Keep = keep if apart or keep != "auto" else "inputs"  # no mask is kept there
+        self.dry_run = DryRun(name, called_by(function), mixes=together, keep=kept)
         self.call = Call(function, tuple(read), inside, pool, take, alone, self.dry_run)
 
     def with_function(self, function: Callable[..., Any]) -> Through:
