@@ -558,3 +558,44 @@ def test_who_looks_at_numbers_and_decides_nothing_is_not_refused() -> None:
 
     checked(Wraps(bounded))
     checked(Wraps(lambda x: torch.stack([r if r.sum() > 0 else -r for r in x])))
+
+
+class Severed(nn.Module):
+    """Has weights, and gives what has no gradient of them."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.linear, self._function = nn.Linear(4, 4), function
+
+    def forward(self, x: Tensor) -> Any:
+        return self._function(self.linear, x)
+
+
+def silent(linear: nn.Linear, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y: Tensor = linear(x)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("function", "frozen", "told"),
+    [
+        (silent, False, True),
+        (lambda linear, x: linear(x).detach(), False, True),
+        (lambda linear, x: x + 0 * linear(x).argmax(1)[:, None], False, True),
+        (silent, True, False),
+        (lambda linear, x: linear(x), False, False),
+        (lambda linear, x: (linear(x), linear(x).argmax(1)), False, False),
+    ],
+)
+def test_it_is_told_that_no_gradient_comes_to_the_weights(
+    function: Callable[..., Any], frozen: bool, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = gt.Graph(value=("label",))
+    module = Severed(function).requires_grad_(not frozen)
+    rows = graph.input("x").through(nn.Linear(4, 4), name="before").through(module, name="node")
+    rows.through(nn.Linear(4, 2), name="readout", take=0).loss(gt.cross_entropy, target="label")
+    data = [gt.Instance({"x": torch.randn(1, 4)}, value={"label": k % 2}) for k in range(8)]
+    gt.Session(graph, runtime=gt.Threads(1, kernel_threads=1)).fit(data, epochs=1)
+    found = [r.getMessage() for r in caplog.records if "'node' never learns" in r.getMessage()]
+    assert len(found) == told

@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, final
 
 import numpy as np
@@ -58,6 +59,7 @@ class DryRun:
         settled: Whether nothing is left to be found out.
         draws: Whether it was seen to draw random numbers in training.
         clings: Whether it reaches its own weights in a way that a copy of it would share.
+        severed: Whether it has weights that want a gradient, and what it makes has none of them.
         weights: What the weights of all nodes are called, by ``id``.
     """
 
@@ -67,7 +69,7 @@ class DryRun:
         self._name, self._detail, self.mixes, self._judges = name, detail, mixes, judges
         self._keep = keep
         self.settled = self.clings = self.draws = self._looks = self._told = False
-        self._repeats = True
+        self._repeats, self.severed = True, False
         self.weights: Mapping[int, str] = {}
 
     def again(self) -> DryRun:
@@ -163,6 +165,8 @@ class DryRun:
             self._tell()
         if mixing:
             self._refuse_mixing(call, stand_in, sample)
+        if isinstance(function, nn.Module) and not self._judges:
+            self.severed = _severed(stand_in, function, sample.arguments(first))
         self.settled = True
         return True
 
@@ -387,6 +391,16 @@ def _runs(
         return [stand_in.play(*each, double=double, train=train) for each in calls]
     except Exception:  # noqa: BLE001 - code of anybody is run, in a way that it may not know
         return None
+
+
+def _severed(stand_in: StandIn, function: nn.Module, given: tuple[Payload, Inside | None]) -> bool:
+    """Whether no gradient of what a module makes would come to its weights."""
+    if not any(p.requires_grad for p in function.parameters()):
+        return False
+    with suppress(Exception):  # code of anybody is run, and ran before
+        y = stand_in.play(*given, train=stand_in.modes[-1], learns=True)
+        return not any(x.requires_grad for x in y)
+    return False
 
 
 def _by_chance(again: Sequence[Payload] | None, y: Payload) -> bool:
