@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from geartrain.engine.engine import Engine
 from geartrain.engine.settings import Settings
 from geartrain.errors import DataError
-from geartrain.frames.frame import Arena
+from geartrain.frames.frame import BY_SOURCE, FIRST_OUT, Arena
 from geartrain.frames.instance import Instance
 from geartrain.frames.packed import Packed
 from geartrain.frames.packer import Packer
@@ -64,13 +64,16 @@ def same(one: Packed, other: Packed) -> None:
     assert one.keys.tolist() == other.keys.tolist()
     for name in ("sizes", "edge_sizes", "counts"):
         assert np.array_equal(getattr(one, name), getattr(other, name))
-    for kind in ("edge", "value"):
-        for name, column in getattr(one, kind).items():
-            assert np.array_equal(column, getattr(other, kind)[name])
+    assert one.edge.keys() == {"source", "target", "type", BY_SOURCE}
+    for name in ("source", "target", "type"):
+        assert np.array_equal(one.edge[name], other.edge[name])
+    for name, column in one.value.items():
+        assert np.array_equal(column, other.value[name])
     for name in ("slot", "out_degree", "in_degree"):
         assert np.array_equal(one.vertex[name], other.vertex[name])
     first, begin = int(one.edge_ends[0]), int(other.edge_ends[0])
-    assert np.array_equal(one.vertex["out_start"] - first, other.vertex["out_start"] - begin)
+    assert np.array_equal(one.vertex[FIRST_OUT] - first, other.vertex[FIRST_OUT] - begin)
+    assert np.array_equal(one.edge[BY_SOURCE] - first, other.edge[BY_SOURCE] - begin)
     for name, rows in one.inputs.items():
         twin = other.inputs[name]
         assert np.array_equal(rows.lengths, twin.lengths) and np.array_equal(rows.at, twin.at)
@@ -109,13 +112,14 @@ def test_the_arena_holds_what_each_instance_brought(seed, order):
             assert arena.values["aim"][slot] == instance.value["aim"]
             assert arena.describe(slot) == f"instance {int(arena.serial[slot])} ({instance.key})"
             source = np.asarray(instance.edge["source"])
-            sorted_by_source = np.argsort(source, kind="stable")
             kept = arena.edges["target"][first : first + edges]
-            assert np.array_equal(kept, np.asarray(instance.edge["target"])[sorted_by_source])
+            assert np.array_equal(kept, instance.edge["target"])
+            leaving = first + np.argsort(source, kind="stable")
+            assert np.array_equal(arena.edges[BY_SOURCE][first : first + edges], leaving)
             degrees = np.bincount(source, minlength=size)
             assert np.array_equal(arena.vertices["out_degree"][here], degrees)
             starts = first + np.cumsum(degrees) - degrees
-            assert np.array_equal(arena.vertices["out_start"][here], starts)
+            assert np.array_equal(arena.vertices[FIRST_OUT][here], starts)
     for k in order:
         arena.release(slots[k])
     assert arena.active == 0

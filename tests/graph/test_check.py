@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import geartrain as gt
 from geartrain.errors import GraphError
 from geartrain.graph.graph import Graph
 from geartrain.graph.wiring import Owner, wire
@@ -313,8 +314,8 @@ def test_misuse_while_a_graph_is_written():
     cases = [
         (lambda: graph.input("x"), GraphError, "input 'x' is declared twice"),
         (lambda: graph.input("y", vertex=2), GraphError, "{'y': (rows, [2])}; and move()"),
-        (lambda: Graph(vertex=("a", "a")), GraphError, "'a' is declared twice or reserved"),
-        (lambda: Graph(vertex=("size",)), GraphError, "'size' is declared twice or reserved"),
+        (lambda: Graph(vertex=("a", "a")), GraphError, "'a' is declared twice; columns"),
+        (lambda: Graph(vertex=("size",)), GraphError, "'size' is what m.size gives"),
         (lambda: graph.input("y", lengths=0), GraphError, "'lengths' is what m.lengths gives"),
         (lambda: x.move(payload=0), GraphError, "'payload' is what m.payload gives"),
         (lambda: x.group(by={"size": 0}, size=1), GraphError, "'size' is what m.size gives"),
@@ -335,7 +336,7 @@ def test_misuse_while_a_graph_is_written():
         (lambda: graph.concat(x), ValueError, "got 1 streams; two or more"),
         (lambda: graph.merge(Graph().input("y")), GraphError, "belongs to another graph"),
         (lambda: x.through(3), TypeError, "takes a module, a function or a Part, not int"),
-        (lambda: x.stop(name="x"), GraphError, "the name 'x' is taken"),
+        (lambda: x.stop(name="x"), GraphError, "for this one, or for the input that has it"),
     ]
     for act, kind, words in cases:
         with pytest.raises(kind, match=re.escape(words)):
@@ -369,3 +370,30 @@ def test_a_graph_draws_itself_as_mermaid_and_dot():
     assert '    n2 [label="map\\nLinear", shape=box];\n' in dot
     for text in (mermaid, dot):
         assert text.count("n7") == 1 + 1 + 2  # itself, one source, two readers
+
+
+@pytest.mark.parametrize(
+    ("module", "row", "words"),
+    [
+        (nn.Linear(4, 2), (), "each row is one number here: what an instance brings has rows"),
+        (nn.Linear(5, 2), (4,), "it wants 5 features along the last axis"),
+        (lambda x: None, (4,), "'node': a module returned NoneType"),
+    ],
+)
+def test_rows_that_do_not_fit_are_told_with_what_would(module, row, words):
+    graph = Graph()
+    graph.input("x", shape=row, dtype=torch.float32).through(module, name="node").output()
+    refused(graph, words)
+
+
+@pytest.mark.parametrize("run", ["auto", "steps"])
+def test_a_function_of_one_row_is_told_that_it_gets_columns(run):
+    graph = Graph(value=("label",), run=run)
+    rounds = graph.loop()
+    rounds.join(graph.input("x", step=0))
+    done, more = rounds.where(lambda m: m.step > 2)
+    rounds.join(more.move(step=lambda m: m.step + 1 if m.label > 0 else 3))
+    done.through(nn.Linear(4, 2), name="readout").loss(gt.cross_entropy, target="label")
+    data = [gt.Instance({"x": torch.randn(1, 4)}, value={"label": k % 2}) for k in range(8)]
+    with pytest.raises(gt.GeartrainError, match="it gets columns of n rows, and gives one: np"):
+        gt.Session(graph, runtime=gt.Threads(1, kernel_threads=1)).fit(data, epochs=1)

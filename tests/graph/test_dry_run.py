@@ -454,3 +454,148 @@ def test_a_check_by_hand_wants_no_data() -> None:
     x.through(Wraps(torch.tanh), name="node").loss(gt.cross_entropy, "label")
     graph.check()
     graph.check(like=gt.Instance({"x": torch.zeros(1, 9)}))  # no instance of this graph
+
+
+class Doubles(nn.Module):
+    """Writes over what it is given, perhaps in training mode alone."""
+
+    def __init__(self, *, training: bool = False) -> None:
+        super().__init__()
+        self.linear, self._only = nn.Linear(4, 4), training
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training or not self._only:
+            x.mul_(2)
+        y: Tensor = self.linear(x)
+        return y
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Doubles(),
+        Doubles(training=True),
+        nn.Sequential(nn.Hardswish(inplace=True), nn.Linear(4, 4)),
+        lambda x: x.add_(1),
+    ],
+    ids=["module", "in training", "hardswish", "function"],
+)
+@pytest.mark.parametrize("keep", ["auto", "inputs"])
+def test_who_writes_over_its_input_is_refused(module: Any, keep: str) -> None:
+    with pytest.raises(gt.GraphError, match=r"'node': .* writes over its input \(payload 0\)"):
+        checked(module, keep=keep)
+
+
+def test_what_is_traced_or_writes_to_its_own_may_write() -> None:
+    checked(Doubles(), keep="activations")
+    checked(nn.Sequential(nn.ReLU(inplace=True), nn.Dropout(0.1), nn.Linear(4, 4)))
+    checked(nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)), keep="inputs")
+
+
+class Remembers(nn.Module):
+    """Adds what it made before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.before = nn.Linear(4, 4), 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x) + self.before
+        self.before = float(y.detach().sum()) + 1
+        return y
+
+
+class NumpyNoise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + float(np.random.standard_normal())
+
+
+@pytest.mark.parametrize(
+    ("make", "keep", "why"),
+    [
+        (Remembers, "auto", "keeps something between calls"),
+        (NumpyNoise, "auto", "random numbers that are not torch's"),
+        (Noise, "inputs", "keep='activations' keeps what is drawn"),
+        (Noise, "auto", None),
+        (Noise, "activations", None),
+        (Counts, "inputs", None),
+        (lambda: nn.Linear(4, 4), "inputs", None),
+    ],
+)
+def test_it_is_told_once_that_results_are_not_repeated(
+    make: Callable[[], nn.Module], keep: str, why: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = gt.Graph()
+    graph.input("x").through(make(), name="node", keep=keep).output()  # type: ignore[arg-type]
+    for _ in range(2):
+        graph.check(FLOATS)
+    told = [r.getMessage() for r in caplog.records if r.name == "geartrain.graph"]
+    assert len(told) == (why is not None)
+    if why is not None:
+        assert told[0].startswith("'node': ") and why in told[0]
+
+
+DECIDERS: dict[str, Callable[[Tensor], Any]] = {
+    "the sign of the sum": lambda x: x if x.sum() > 0 else -x,
+    "the largest": lambda x: x / 2 if x.abs().max() > 4 else x,
+    "all positive": lambda x: x if bool((x[:, 0] > 0).all()) else 2 * x,
+}
+
+
+@pytest.mark.parametrize("how", DECIDERS)
+def test_what_python_decides_for_all_rows_by_some_is_refused(how: str) -> None:
+    for seed in range(5):
+        torch.manual_seed(seed)
+        with pytest.raises(gt.GraphError, match="mixes rows of different instances"):
+            checked(Wraps(DECIDERS[how]))
+
+
+def test_who_looks_at_numbers_and_decides_nothing_is_not_refused() -> None:
+    def bounded(x: Tensor) -> Tensor:
+        if x.abs().max() > 1e6:
+            raise ValueError("too large")
+        return x
+
+    checked(Wraps(bounded))
+    checked(Wraps(lambda x: torch.stack([r if r.sum() > 0 else -r for r in x])))
+
+
+class Severed(nn.Module):
+    """Has weights, and gives what has no gradient of them."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.linear, self._function = nn.Linear(4, 4), function
+
+    def forward(self, x: Tensor) -> Any:
+        return self._function(self.linear, x)
+
+
+def silent(linear: nn.Linear, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y: Tensor = linear(x)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("function", "frozen", "told"),
+    [
+        (silent, False, True),
+        (lambda linear, x: linear(x).detach(), False, True),
+        (lambda linear, x: x + 0 * linear(x).argmax(1)[:, None], False, True),
+        (silent, True, False),
+        (lambda linear, x: linear(x), False, False),
+        (lambda linear, x: (linear(x), linear(x).argmax(1)), False, False),
+    ],
+)
+def test_it_is_told_that_no_gradient_comes_to_the_weights(
+    function: Callable[..., Any], frozen: bool, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = gt.Graph(value=("label",))
+    module = Severed(function).requires_grad_(not frozen)
+    rows = graph.input("x").through(nn.Linear(4, 4), name="before").through(module, name="node")
+    rows.through(nn.Linear(4, 2), name="readout", take=0).loss(gt.cross_entropy, target="label")
+    data = [gt.Instance({"x": torch.randn(1, 4)}, value={"label": k % 2}) for k in range(8)]
+    gt.Session(graph, runtime=gt.Threads(1, kernel_threads=1)).fit(data, epochs=1)
+    found = [r.getMessage() for r in caplog.records if "'node' never learns" in r.getMessage()]
+    assert len(found) == told

@@ -329,3 +329,60 @@ def test_tables_of_such_modules_are_made_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(several.SeveralLayout, "write", write)
     gradients("a memory", Order(max_active=2), monkeypatch, programs=True)
     assert len(written) == 1
+
+
+class Looks(nn.Module):
+    """Reads all, by a word that its row has brought."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.new = nn.Embedding(8, WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(
+        self, h: Tensor, word: Tensor, keys: Tensor, values: Tensor, mask: Tensor
+    ) -> Tensor:
+        score = (keys * (h + self.words(word))[:, None]).sum(2).masked_fill(~mask, -1e9)
+        read = (score.softmax(1)[..., None] * values).sum(1)
+        return torch.tanh(self.new(torch.cat([h, read], 1)))
+
+
+class Says(nn.Module):
+    """The word that comes next, by what is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(WIDTH, 8)
+
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scores = self.out(h)
+        return h, scores.argmax(1), scores
+
+
+def saying() -> Graph:
+    """Each step looks a word up that the one before has said."""
+    graph = Graph(vertex=("right",))
+    held = graph.input("x", bundle=True).through(Halves(), name="encode").hold(name="set")
+    steps = graph.loop(name="steps", run="whole")
+    first = held.through(First(), name="first", inside=True, pool=True)
+    steps.join(first.through(lambda h: (h, h.argmax(1)), name="begin"))
+    said = steps.attend(held, Looks(), name="looks").through(Says(), name="says")
+    said.through(nn.Identity(), take=2, name="scores").loss(gt.cross_entropy, target="right")
+    more, done = said.where(lambda m: (m.payload[1] != 7).numpy() & (m.vertex + 1 < m.size))
+    done.stop()
+    kept = more.through(lambda h, word, scores: (h, word), name="goes on")
+    steps.join(kept.move(vertex=lambda m: m.vertex + 1))
+    return graph
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=("three at a time", "two at a time", "on threads"))
+def test_integers_that_rows_bring_are_looked_up_when_they_are_there(
+    order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not when C is told of a call."""
+    given_up: list[str] = []
+    monkeypatch.setattr(RememberingRead, "give_up", lambda self, why: given_up.append(why))
+    monkeypatch.setitem(CASES, "words", (saying, sets))
+    wanted = gradients("words", order, monkeypatch, programs=False)
+    found = gradients("words", order, monkeypatch, programs=True)
+    assert_same_gradients(found.gradients, wanted.gradients)
+    assert not given_up

@@ -182,6 +182,11 @@ class _Refused:
         def forward(self, h: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
             return h * (2.0 if float(h.detach()[0, 0]) > 0 else 3.0) + keys.sum(1)
 
+    class Words(nn.Module):
+        def forward(self, h: Tensor, keys: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+            y = h + keys.sum(1)
+            return y, y.argmax(1)
+
 
 @pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize(
@@ -191,6 +196,7 @@ class _Refused:
         (_Refused.Drop, "chance"),
         (_Refused.Unmasked, "several sizes"),
         (_Refused.Values, "depends on values"),
+        (_Refused.Words, "it gives integers; have a function behind it make them"),
     ],
 )
 def test_what_depends_on_padding_or_values_is_refused(kind: type[nn.Module], why: str) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 
 from benchmarks.own.programs.attentive import Attentive
 from benchmarks.own.programs.childsum import ChildSum
+from benchmarks.own.programs.codes import Codes
 from benchmarks.own.programs.depths import Depths
 from benchmarks.own.programs.edges import Edges
 from benchmarks.own.programs.exits import Exits
@@ -14,6 +15,7 @@ from benchmarks.own.programs.grower import Grower
 from benchmarks.own.programs.halting import Halting
 from benchmarks.own.programs.hierarchy import Hierarchy
 from benchmarks.own.programs.layouts import Layouts
+from benchmarks.own.programs.mesh import Mesh
 from benchmarks.own.programs.messages import Messages
 from benchmarks.own.programs.moe import Moe
 from benchmarks.own.programs.overseen import Overseen
@@ -48,6 +50,8 @@ PROGRAMS: Final[Mapping[str, type[AbstractProgram]]] = {
         Depths,
         Reader,
         Overseen,
+        Mesh,
+        Codes,
     )
 }
 """All of them by name."""

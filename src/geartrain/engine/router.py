@@ -29,7 +29,7 @@ from geartrain.frames.message import (
 )
 from geartrain.graph.operator import Port
 from geartrain.graph.wiring import Wiring
-from geartrain.nodes.control import AbstractStep, Passage
+from geartrain.nodes.control import AbstractStep, Passage, by_columns
 from geartrain.nodes.node import Emission
 
 BACKWARD = -1
@@ -216,4 +216,5 @@ def _apply(step: AbstractStep, batch: Forward) -> Passage:
         whose = step.place.arena.describe_several(batch.state[INSTANCE])
         raise WorkerError(
             f"{type(error).__name__} in '{step.name}', {len(batch)} rows of {whose}: {error}"
+            f"{by_columns(error)}"
         ) from error

@@ -3,7 +3,8 @@
     slot      0        1             2
     base      0        9             14            vertices of an instance are contiguous, so
     parent  [ 1 .. -1 | 2 2 4 4 -1 | ...           ``m.parent`` is one gather
-    edges   in CSR form, sorted by source: a flatmap over edges is two gathers
+    edges   as their instance numbers them; ``BY_SOURCE`` has them sorted by source, in CSR form:
+            a flatmap over edges is three gathers
 
 State columns hold absolute indices; users see and return local ones.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,10 @@ from geartrain.frames.message import INSTANCE, VERTEX, Forward, IntArray
 from geartrain.frames.packed import Packed
 from geartrain.frames.precision import widened
 from geartrain.frames.table import Table
+
+# Columns of the arena's own; no attribute of a view is called so.
+FIRST_OUT: Final = "first out"  # of a vertex: where its edges begin in BY_SOURCE
+BY_SOURCE: Final = "by source"  # edges, those of a vertex one after the other
 
 
 @final
@@ -86,9 +91,9 @@ class Arena:
         self.has_edges = edge is not None
         self.vertex_names, self.value_names = tuple(vertex), tuple(value)
         self.edge_names = ("source", "target", *edge) if edge is not None else ()
-        built_in = ("out_start", "out_degree", "in_degree") if self.has_edges else ()
+        built_in = (FIRST_OUT, "out_degree", "in_degree") if self.has_edges else ()
         self.vertices = Table("vertex", (*vertex, *built_in))
-        self.edges = Table("edge", self.edge_names)
+        self.edges = Table("edge", (*self.edge_names, BY_SOURCE))
         self.values = Table("value", value, capacity=64)
         self._spare = list(range(63, -1, -1))
         self.base = np.zeros(64, np.int64)
@@ -135,7 +140,8 @@ class Arena:
             self.edge_size[slots] = packed.edge_sizes
             for name, column in packed.edge.items():
                 self.edges.write(name, edge_start, column)
-            self.vertices["out_start"][start : start + vertices] += shift
+            self.vertices[FIRST_OUT][start : start + vertices] += shift
+            self.edges[BY_SOURCE][edge_start : edge_start + edges] += shift
         for name, column in packed.value.items():
             self.values.put(name, slots, column)
         for name, fed in self.fed.items():

@@ -33,9 +33,11 @@ class Instance:
         inputs: Input name to its rows: a tensor ``(n, ...)`` whose row i enters at vertex i, or a
             pair (tensor, int array ``(n,)`` of vertices). For an input declared as a bundle the
             tensor is one message, which enters at vertex 0.
-        vertex: Name to an array ``(V,)`` (integers; floats, also ``(V, k)``, for loss targets
-            only).
-        edge: Name to an array ``(E,)``; ``source`` and ``target`` hold vertices.
+        vertex: Name to an array ``(V,)``: integers, or floats, as features that modules read and
+            as targets; also ``(V, k)``. Without such columns there are as many vertices as inputs
+            reach.
+        edge: Name to an array ``(E,)``, or floats as above; ``source`` and ``target`` hold
+            vertices. Edges are numbered as they come here.
         value: Name to one number (or a short array) of the whole instance.
         key: What errors call this instance: a line number, a file name.
     """

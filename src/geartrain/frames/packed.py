@@ -51,8 +51,8 @@ class Packed:
         keys: objects ``(n,)``, what errors call them.
         sizes, edge_sizes: int64 ``(n,)``, vertices and edges of each.
         vertex_ends, edge_ends: int64 ``(n + 1,)``, where each one's entries end.
-        vertex: Name to entries of all vertices; with edges also the degrees and ``out_start``.
-        edge: Name to entries of all edges, sorted by source.
+        vertex: Name to entries of all vertices; with edges also the degrees and ``FIRST_OUT``.
+        edge: Name to entries of all edges, and ``BY_SOURCE``.
         value: Name to ``(n, ...)``.
         inputs: Input name to rows.
         counts: int64 ``(n,)``, messages that each feeds: its rows, a bundle counting as one.

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from geartrain.errors import DataError
 from geartrain.frames.columns import Columns
-from geartrain.frames.frame import Arena
+from geartrain.frames.frame import BY_SOURCE, FIRST_OUT, Arena
 from geartrain.frames.instance import Instance, as_column
 from geartrain.frames.message import IntArray, ends_of, ranges
 from geartrain.frames.packed import Packed, PackedRows
@@ -99,7 +99,7 @@ class Packer:
                 n: self._column(instances, arena.edges, n, edge_sizes) for n in arena.edge_names
             }
             _check_ends(instances, edge, sizes, edge_sizes)
-            edge = _by_source(vertex, edge, sizes, edge_sizes)
+            _add_sources(vertex, edge, sizes, edge_sizes)
         value = {n: self._value(instances, n) for n in arena.value_names}
         for name, rows in inputs.items():
             if not self._inputs[name].bundle:
@@ -195,7 +195,8 @@ class Packer:
         for name in ("source", "target"):
             if (edge[name] < 0).any() or (edge[name] >= limit).any():
                 raise DataError(f"edge column '{name}' leads out of its instance")
-        return _by_source(vertex, edge, sizes, edge_sizes), edge_sizes
+        _add_sources(vertex, edge, sizes, edge_sizes)
+        return edge, edge_sizes
 
     def _require_types(self, table: Table, columns: Mapping[str, Column]) -> None:
         for name, column in columns.items():
@@ -450,22 +451,19 @@ def _check_places(
         )
 
 
-def _by_source(
+def _add_sources(
     vertex: dict[str, Column], edge: dict[str, Column], sizes: IntArray, edge_sizes: IntArray
-) -> dict[str, Column]:
-    """Edges sorted by source; adds degrees and the first edge of each vertex to its columns."""
+) -> None:
+    """Add degrees, and which edges leave each vertex: one after the other, as they are numbered."""
     offsets = np.repeat(np.cumsum(sizes) - sizes, edge_sizes)
     source, target = edge["source"] + offsets, edge["target"] + offsets
-    if (np.diff(source) < 0).any():
-        order = np.argsort(source, kind="stable")
-        edge = {name: column[order] for name, column in edge.items()}
-        source = source[order]
+    in_order = not (np.diff(source) < 0).any()
+    edge[BY_SOURCE] = np.arange(source.size) if in_order else np.argsort(source, kind="stable")
     total = int(sizes.sum())
     out = np.bincount(source, minlength=total).astype(np.int64)
     vertex["out_degree"] = out
-    vertex["out_start"] = np.cumsum(out) - out
+    vertex[FIRST_OUT] = np.cumsum(out) - out
     vertex["in_degree"] = np.bincount(target, minlength=total).astype(np.int64)
-    return edge
 
 
 def _stacked(

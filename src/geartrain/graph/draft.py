@@ -51,9 +51,10 @@ class Draft:
         """
         if given is not None:
             if given in self._names:
+                first = next((o.kind for o in self.operators if o.name == given), "node")
                 raise GraphError(
                     f"the name '{given}' is taken; inputs, nodes and outputs of a graph have names "
-                    "of their own: choose another for one of them"
+                    f"of their own: choose another for this one, or for the {first} that has it"
                 )
             self._names.add(given)
             return given

@@ -9,6 +9,9 @@ What is found by it, where a run would look healthy:
     another dtype                       integers where floats are wanted, float64 into float32
     rows that see each other            ``x - x.mean(0)``: they come back in other company, so the
                                         gradient would be another function's
+    input that is written over          ``x += 1``: others read it, and so does the way back
+    results that are not repeated       a state kept between calls, numpy's random numbers: where it
+                                        runs again for its gradient, that is of another call (told)
 
 The rows are random numbers in an example's frame (``sample_rows``). A function that cannot run on
 such rows is tried on the first real ones.
@@ -16,6 +19,7 @@ such rows is tried on the first real ones.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +32,7 @@ from torch import Tensor, nn
 from geartrain.errors import GraphError
 from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.frames.precision import widened
-from geartrain.graph.operator import describe
+from geartrain.graph.operator import Keep, describe
 from geartrain.graph.sample_rows import MESSAGES, MOST_ROWS, Sample
 from geartrain.nodes.call import Call
 from geartrain.nodes.chance import Watched, generators_kept
@@ -36,6 +40,8 @@ from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.leaves import described, foreign_story, leaves_of, names_of
 from geartrain.nodes.node import Place
 from geartrain.nodes.stand_in import StandIn, plain
+
+log = logging.getLogger("geartrain.graph")
 
 
 @final
@@ -47,22 +53,30 @@ class DryRun:
         detail: Its function, for messages.
         mixes: Whether rows that are together may see each other, as they are never apart.
         judges: Whether it is the criterion of a loss, which has no weights that learn.
+        keep: Of the node; ``inputs`` also where ``auto`` would run it again whatever it draws.
 
     Attributes:
         settled: Whether nothing is left to be found out.
         draws: Whether it was seen to draw random numbers in training.
         clings: Whether it reaches its own weights in a way that a copy of it would share.
+        severed: Whether it has weights that want a gradient, and what it makes has none of them.
         weights: What the weights of all nodes are called, by ``id``.
     """
 
-    def __init__(self, name: str, detail: str, *, mixes: bool, judges: bool = False) -> None:
+    def __init__(
+        self, name: str, detail: str, *, mixes: bool, judges: bool = False, keep: Keep = "auto"
+    ) -> None:
         self._name, self._detail, self.mixes, self._judges = name, detail, mixes, judges
-        self.settled = self.clings = self.draws = False
+        self._keep = keep
+        self.settled = self.clings = self.draws = self._looks = self._told = False
+        self._repeats, self.severed = True, False
         self.weights: Mapping[int, str] = {}
 
     def again(self) -> DryRun:
         """One that knows nothing, for a copy of the function."""
-        return DryRun(self._name, self._detail, mixes=self.mixes, judges=self._judges)
+        return DryRun(
+            self._name, self._detail, mixes=self.mixes, judges=self._judges, keep=self._keep
+        )
 
     def imagine(self, call: Call, samples: Sequence[Sample]) -> None:
         """Try it on rows that were made up; on the first of the samples that it can run on.
@@ -72,7 +86,8 @@ class DryRun:
             samples: The last one has zeros.
 
         Raises:
-            GraphError: It uses weights that are not its own, does not take the dtype, or mixes.
+            GraphError: It uses weights that are not its own, does not take the dtype, writes over
+                its input, or mixes.
         """
         if not samples:
             return
@@ -132,7 +147,7 @@ class DryRun:
         """Whether it could be run on these; with ``mixing`` it is looked for.
 
         Raises:
-            GraphError: It uses weights that are not its own, or mixes.
+            GraphError: It uses weights that are not its own, writes over its input, or mixes.
         """
         function = plain(call.function)
         first = np.arange(1 if self._one_only(sample) else sample.n)
@@ -143,9 +158,15 @@ class DryRun:
         except Exception:  # noqa: BLE001 - it wants other rows, or is broken: a real run will tell
             return False
         self._refuse_foreign(function, outputs)
-        self.draws = self.draws or _draws(stand_in, inputs, inside)
+        others = sample.arguments(first)[0]
+        self._watch(stand_in, (others, inside), sample.arguments(first))
+        if not self.mixes and not self._judges:
+            self._refuse_writing(call, inputs, others)
+            self._tell()
         if mixing:
             self._refuse_mixing(call, stand_in, sample)
+        if isinstance(function, nn.Module) and not self._judges:
+            self.severed = _severed(stand_in, function, sample.arguments(first))
         self.settled = True
         return True
 
@@ -175,6 +196,57 @@ class DryRun:
                 )
             raise GraphError(foreign_story(self._name, self._detail, weights))
 
+    def _watch(
+        self,
+        stand_in: StandIn,
+        once: tuple[Payload, Inside | None],
+        again: tuple[Payload, Inside | None],
+    ) -> None:
+        """See whether it draws, looks at numbers, and gives the same for the same in training."""
+        chance, train = Watched(), stand_in.modes[-1]
+        with chance:
+            runs = _runs(stand_in, (once,), False, train)
+        self.draws = self.draws or chance.drew
+        self._looks = chance.looked
+        if runs is not None:
+            self._repeats = not _by_chance(_runs(stand_in, (again,), False, train), runs[0])
+
+    def _refuse_writing(self, call: Call, *calls: Payload) -> None:
+        """Unless what is traced computes for it, and writes to copies.
+
+        Args:
+            call: How it is called.
+            calls: Fresh tensors that it was called with.
+        """
+        if self._keep == "activations" or (self._keep == "auto" and self.draws):
+            return
+        for inputs in calls:
+            for i, x in enumerate(inputs[: len(inputs) - len(call.read)]):
+                if x._version:
+                    raise GraphError(
+                        f"'{self._name}': {self._detail} writes over its input (payload {i}), "
+                        "which others may read, and which it wants again for its gradient; begin "
+                        "with an operation that is not in place (x = x + 1 for x += 1, "
+                        "inplace=False)"
+                    )
+
+    def _tell(self) -> None:
+        """Say once that a gradient will be another call's."""
+        kept = self.draws and self._keep != "inputs"
+        if self._repeats or kept or self._told:
+            return
+        self._told = True
+        why = (
+            "it draws random numbers, and others when it runs again for its gradient; "
+            "keep='activations' keeps what is drawn for rows, keep='graph' for bundles"
+            if self.draws
+            else "it keeps something between calls, or draws random numbers that are not torch's; "
+            "its gradient may be that of another call: bring such things as payload or as a column"
+        )
+        log.warning(
+            "'%s': %s gave another result for the same rows: %s", self._name, self._detail, why
+        )
+
     def _refuse_mixing(self, call: Call, stand_in: StandIn, sample: Sample) -> None:
         """In evaluation and in training mode, in float64 if that can be."""
         every = np.arange(sample.n)
@@ -190,6 +262,21 @@ class DryRun:
                 if off and not _by_chance(_runs(stand_in, (together,), double, train), y):
                     raise GraphError(self._mixing_story(call, off))
                 break
+        if self._looks and self._repeats:
+            self._refuse_deciding(call, stand_in, sample)
+
+    def _refuse_deciding(self, call: Call, stand_in: StandIn, sample: Sample) -> None:
+        """Python looks at a number: does that of one row decide for the others?"""
+        for k in range(sample.n):
+            for factor in (8.0, -8.0):
+                one = _with_one_scaled(sample, k, factor)
+                every = np.arange(one.n)
+                y = _runs(stand_in, (one.arguments(every),), False, False)
+                for few in every[:, None]:
+                    part = _runs(stand_in, (one.arguments(few),), False, False)
+                    off = _mixed(call, one, y[0], part[0], few) if y and part else 0.0
+                    if off:
+                        raise GraphError(self._mixing_story(call, off))
 
     def _mixing_story(self, call: Call, off: float) -> str:
         if self._judges:
@@ -306,12 +393,14 @@ def _runs(
         return None
 
 
-def _draws(stand_in: StandIn, inputs: Payload, inside: Inside | None) -> bool:
-    """Whether it draws random numbers in training."""
-    chance = Watched()
-    with chance, suppress(Exception):  # code of anybody is run, and ran before
-        stand_in.play(inputs, inside, train=stand_in.modes[-1])
-    return chance.drew
+def _severed(stand_in: StandIn, function: nn.Module, given: tuple[Payload, Inside | None]) -> bool:
+    """Whether no gradient of what a module makes would come to its weights."""
+    if not any(p.requires_grad for p in function.parameters()):
+        return False
+    with suppress(Exception):  # code of anybody is run, and ran before
+        y = stand_in.play(*given, train=stand_in.modes[-1], learns=True)
+        return not any(x.requires_grad for x in y)
+    return False
 
 
 def _by_chance(again: Sequence[Payload] | None, y: Payload) -> bool:
@@ -328,6 +417,16 @@ def _mixed(call: Call, sample: Sample, y: Payload, part: Payload, few: IntArray)
     return max(
         _apart(a.index_select(0, rows.to(a.device)), b) for a, b in zip(y, part, strict=True)
     )
+
+
+def _with_one_scaled(sample: Sample, k: int, factor: float) -> Sample:
+    """The same, and in floats message k is so many times as large."""
+    rows = torch.from_numpy(sample.rows(np.array([k])))
+    inputs = [x.clone() if x.is_floating_point() else x for x in sample.inputs]
+    for x in inputs:
+        if x.is_floating_point():
+            x[rows.to(x.device)] *= factor
+    return Sample(tuple(inputs), sample.n, sample.lengths, sample.inside)
 
 
 def _apart(a: Tensor, b: Tensor) -> float:

@@ -84,10 +84,15 @@ class Graph:
         self.edge = None if edge is None else _names(edge, "edge")
         taken = [*self.vertex, *(self.edge or ()), *self.value]
         for name in taken:
-            if taken.count(name) > 1 or name in RESERVED:
+            if taken.count(name) > 1:
                 raise GraphError(
-                    f"column '{name}' is declared twice or reserved; reserved are "
-                    f"{sorted(RESERVED)}"
+                    f"column '{name}' is declared twice; columns of vertices, edges and instances "
+                    "are one set of names"
+                )
+            if name in RESERVED:
+                raise GraphError(
+                    f"column '{name}' is what m.{name} gives by itself; choose another name, none "
+                    f"of {sorted(RESERVED)}"
                 )
         self._draft = Draft(self.vertex, self.edge, self.value)
         self._laid: tuple[object, GraphLayout] | None = None

@@ -37,6 +37,7 @@ def remarks(graph: Graph, like: Instance | None) -> Iterator[str]:
         like: An instance that it will be trained with, if one is known.
     """
     yield from _unreached(graph)
+    yield from _severed(graph)
     yield from _unused(graph)
     if like is not None:
         yield from _undeclared(graph, like)
@@ -52,6 +53,17 @@ def _unreached(graph: Graph) -> Iterator[str]:
             yield (
                 f"'{through.name}' never learns: no loss is behind it, but outputs, stops and "
                 "detaches alone; if that is meant, freeze it: requires_grad_(False)"
+            )
+
+
+def _severed(graph: Graph) -> Iterator[str]:
+    """Nodes that were seen to make what has no gradient of their weights."""
+    for through in graph.throughs():
+        if through.dry_run.severed:
+            yield (
+                f"'{through.name}' never learns: what it makes has no gradient of its weights; "
+                "look for torch.no_grad(), .detach(), numpy or integers in it; if that is meant, "
+                "freeze it: requires_grad_(False)"
             )
 
 

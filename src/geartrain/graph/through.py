@@ -118,7 +118,9 @@ class Through(AbstractOperator):
                     f"is {keep!r}; use keep='graph', with minibatches as bundles"
                 )
         together = keep == "graph" or alone or (pool and not inside)
-        self.dry_run = DryRun(name, called_by(function), mixes=together)
+        apart = not (inside or pool or alone or memory is not None)
+        kept: Keep = keep if apart or keep != "auto" else "inputs"  # no mask is kept there
+        self.dry_run = DryRun(name, called_by(function), mixes=together, keep=kept)
         self.call = Call(function, tuple(read), inside, pool, take, alone, self.dry_run)
 
     def with_function(self, function: Callable[..., Any]) -> Through:
@@ -422,6 +424,17 @@ class Through(AbstractOperator):
             "mask), or keep='graph' with bundles"
         )
 
+    def _hint(self, payload: Sequence[Tensor]) -> str:
+        """What may be wrong with rows of such shapes."""
+        if payload[0].ndim == 1:
+            return (
+                "; each row is one number here: what an instance brings has rows along its first "
+                "axis, so a single row of k features is (1, k): x[None]"
+            )
+        if isinstance(self.function, nn.Linear):
+            return f"; it wants {self.function.in_features} features along the last axis"
+        return ""
+
     def _dry_run(
         self, payload: tuple[Tensor, ...], schema: Schema, held: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...] | None:
@@ -453,7 +466,10 @@ class Through(AbstractOperator):
             raise GraphError(
                 f"'{self.name}': {self.detail()} does not take rows of {describe(payload)}"
                 f"{f' with a memory of {describe(held)}' if held else ''}: {error}"
+                f"{self._hint(payload)}"
             ) from error
+        except GraphError as error:
+            raise GraphError(f"'{self.name}': {error}") from None
         if self.call.pool:
             return tuple(y.new_empty((ROWS, *y.shape[1:])) for y in outputs)
         for y in outputs:

@@ -252,6 +252,7 @@ class SeveralForm:
         gradients: For each input that has one, the tangents that it comes from, and where it lies.
         own, made: Kind, and entries a row, of what the forward and the way back make.
         ints: The same of row numbers that are counted.
+        numbering: Inputs that they are counted of.
         floats: Those that are read as floats.
         dtype: Of all but these.
         addresses: Gives those of the operands, by slot of a routine.
@@ -272,6 +273,7 @@ class SeveralForm:
     own: Sequence[tuple[int, int]]
     made: Sequence[tuple[int, int]]
     ints: Sequence[tuple[int, int]]
+    numbering: frozenset[int]
     floats: Sequence[int]
     dtype: torch.dtype
     addresses: Callable[[SeveralRoutine], list[int]]

@@ -42,6 +42,7 @@ _MAKING: Final = frozenset(
     ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like")
 )
 """Operators of whose tensors only the shapes matter."""
+_LOOKING: Final = frozenset((_ATEN._local_scalar_dense.default, _ATEN.equal.default))
 _SEEDS: Final = 2**63 - 1
 
 
@@ -109,11 +110,12 @@ class Remembered(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @final
 class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees whether anything is drawn while it is entered: ``drew``."""
+    """Sees whether anything is drawn while it is entered, ``drew``, or a value looked at by Python,
+    ``looked``."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.drew = False
+        self.drew = self.looked = False
 
     def __torch_dispatch__(
         self,
@@ -122,6 +124,7 @@ class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        self.looked = self.looked or function in _LOOKING
         try:
             self.drew = self.drew or _draws(function, args, kwargs or {})
         except GraphError:  # it draws, and in a way that cannot be repeated

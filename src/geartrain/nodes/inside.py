@@ -31,7 +31,8 @@ class Inside:
     Args:
         lengths: int64 ``(n,)``, rows of each bundle.
         segment: int64 ``(rows,)``, the bundle of each row.
-        edges: Edge columns ``(E,)``, int64 or float; ``source`` and ``target`` number the rows of
+        edges: Edge columns ``(E,)``, int64 or float, one instance's edges after the other's and in
+            the order that it gives them; ``source`` and ``target`` number the rows of
             this batch. Empty where instances have no edges.
         host: Edge columns as arrays, where they are at hand.
 

@@ -55,7 +55,13 @@ class StandIn:
         self._written = {f"{path}.weight" if path else "weight" for path in renormed}
 
     def play(
-        self, inputs: Payload, inside: Inside | None, *, double: bool = False, train: bool = False
+        self,
+        inputs: Payload,
+        inside: Inside | None,
+        *,
+        double: bool = False,
+        train: bool = False,
+        learns: bool = False,
     ) -> Payload:
         """The outputs, with a graph of what requires a gradient and is not the module's own.
 
@@ -64,6 +70,7 @@ class StandIn:
             inside: The last argument; None: there is none.
             double: Whether floats become float64, the module's own as well.
             train: Whether a module runs in training mode.
+            learns: Whether the module's own is in the graph as well, by tensors in its place.
         """
         if double:
             inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
@@ -73,7 +80,13 @@ class StandIn:
             if self._shell is None:
                 return as_payload(self._function(*args))
             self._shell.train(train)
-            return as_payload(torch.func.functional_call(self._shell, self._own(double), args))
+            own = self._own(double)
+            if learns:
+                own = {k: self._learning(k, x) for k, x in own.items()}
+            return as_payload(torch.func.functional_call(self._shell, own, args))
+
+    def _learning(self, name: str, x: Tensor) -> Tensor:
+        return x.detach().requires_grad_() if self._tensors[name].requires_grad else x
 
     def _own(self, double: bool) -> dict[str, Tensor]:
         """Tensors by name, as fresh as in the module; tied ones are one."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from geartrain.device import upload
 from geartrain.errors import DataError, GraphError
-from geartrain.frames.frame import View
+from geartrain.frames.frame import BY_SOURCE, FIRST_OUT, View
 from geartrain.frames.message import (
     INSTANCE,
     ROW_MASK,
@@ -147,7 +147,7 @@ class Flatmap(AbstractNode):
             batch, starts, counts = batch.take(some), starts[some], counts[some]
         origin = self._waiting.expect(batch.origin, counts, batch.lengths)
         sent = batch.with_origin(origin).take(np.repeat(np.arange(len(batch)), counts))
-        sent.state[self.column] = ranges(starts, counts)
+        sent.state[self.column] = self.numbers(starts, counts)
         emission.forward.append((0, sent))
 
     def copies(self, batch: Forward) -> tuple[IntArray, IntArray]:
@@ -155,7 +155,7 @@ class Flatmap(AbstractNode):
         arena = self.place.arena
         if self._count is None:
             at = batch.state[VERTEX]
-            return arena.vertices["out_start"][at], arena.vertices["out_degree"][at]
+            return arena.vertices[FIRST_OUT][at], arena.vertices["out_degree"][at]
         counts = np.array(self._count(self.place.view(batch)))  # ours: checked is what is used
         if counts.shape != (len(batch),) or counts.dtype.kind not in "iub" or counts.min() < 0:
             raise GraphError(
@@ -170,6 +170,11 @@ class Flatmap(AbstractNode):
             )
         counts = counts.astype(np.int64, copy=False)
         return first_parts(self.place, self.column, batch.state, counts), counts
+
+    def numbers(self, starts: IntArray, counts: IntArray) -> IntArray:
+        """What the column is for each copy, of what ``copies`` gave."""
+        numbers = ranges(starts, counts)
+        return numbers if self._count is not None else self.place.arena.edges[BY_SOURCE][numbers]
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         return Emission(backward=self._waiting.collect(batches))

@@ -210,9 +210,11 @@ class _RaggedDerivation:
         structure = Structure(self._own)
         outputs = [self._call(operands, [x.clone() for x in xs]) for xs in self._samples]
         tangents = tuple(j for j, y in enumerate(outputs[0]) if y.is_floating_point())
+        if len(tangents) < len(outputs[0]):
+            raise GraphError("it gives integers; have a function behind it make them")
         dtypes = {x.dtype for x in (*operands, *self._samples[0], *outputs[0])}
         floats = [dtype for dtype in dtypes if dtype.is_floating_point]
-        if len(floats) != 1 or len(tangents) < len(outputs[0]) or not available(floats[0]):
+        if len(floats) != 1 or not available(floats[0]):
             raise GraphError("it computes with other than one kind of floating-point numbers")
         small, large = (
             trace(

@@ -106,7 +106,7 @@ class _Listed:
         self._routines: dict[SeveralRoutine, RaggedPlan] = {}
 
     def form(self) -> SeveralForm:
-        cut, inputs = self._cut, self._inputs
+        cut, inputs, own = self._cut, self._inputs, self._number.keys()
         forward, backward, without = map(self._routine, self._program.plans)
         like = torch.empty(0, dtype=cut.dtype)
         outputs = [like.new_empty((0, *y.tail)) for y in cut.outputs if isinstance(y, Tensors)]
@@ -127,6 +127,7 @@ class _Listed:
             [(b.kind, b.entries) for b in cut.residuals],
             [(t.buffer.kind, t.buffer.entries) for t in cut.made],
             [(each.kind, each.times) for each in cut.ints],
+            frozenset([self._number[i] for each in cut.ints for i in each.inputs & own]),
             sorted({n for plan in self._program.plans for _, n in plan.floats}),
             cut.dtype,
             self._addresses,

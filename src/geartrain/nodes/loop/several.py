@@ -112,8 +112,11 @@ class SeveralLayout:
         self.payload, self.key = len(tensors), key_of(tensors)
         self.kinds = kinds_of(tensors, columns)
         self.columns = [*range(self.payload, len(self.kinds))]
-        self.possible = len(self.kinds) == form.inputs and all(
-            self.kinds[i][0] is form.dtype for i in form.gradients
+        counted = all(i >= self.payload for i in form.numbering)  # before C brings the payload
+        self.possible = (
+            counted
+            and len(self.kinds) == form.inputs
+            and all(self.kinds[i][0] is form.dtype for i in form.gradients)
         )
         self.blocks: tuple[list[Block], list[Block]] = ([], [])
         self.back_blocks: tuple[list[Block], list[Block]] = ([], [])

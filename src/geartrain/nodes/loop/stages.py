@@ -12,8 +12,8 @@ from typing import final
 import numpy as np
 
 from geartrain.errors import GeartrainError, WorkerError
-from geartrain.frames.message import INSTANCE, ranges
-from geartrain.nodes.control import AbstractStep
+from geartrain.frames.message import INSTANCE
+from geartrain.nodes.control import AbstractStep, by_columns
 from geartrain.nodes.group import Group
 from geartrain.nodes.join import JoinNode
 from geartrain.nodes.loop.members import Members, Sides
@@ -81,7 +81,7 @@ class FlatmapStage(AbstractStage):
         which = np.repeat(np.arange(len(rows)), counts)
         if which.size:
             state = rows.state.take(which, 1)
-            state[self._node.column] = ranges(starts, counts)
+            state[self._node.column] = self._node.numbers(starts, counts)
             yield 0, RowNumbers(rows.numbers[which], state)
 
 
@@ -214,5 +214,5 @@ class _Blamed:
             whose = self._node.place.arena.describe_several(self._rows.state[INSTANCE])
             raise WorkerError(
                 f"{type(error).__name__} in '{self._node.name}', {len(self._rows)} rows of "
-                f"{whose}: {error}"
+                f"{whose}: {error}{by_columns(error)}"
             ) from error
