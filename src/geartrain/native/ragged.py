@@ -93,7 +93,9 @@ class RaggedSteps:
         kinds: By slot, the kind.
         dtype: Of all but row numbers.
         ends: The slot of where bundles begin and end, if their rows (kind 0) and members (kind 1)
-            are connected by nothing else; else -1.
+            may be connected by nothing else but rows that are named by number, as edges do; else
+            -1. Where these are the same bundle's, some bundles are done at a time.
+        apart: Whether nothing else connects rows.
     """
 
     def __init__(
@@ -103,7 +105,11 @@ class RaggedSteps:
         kinds: Sequence[int],
         dtype: torch.dtype,
         ends: int,
+        *,
+        apart: bool = False,
     ) -> None:
+        self.apart = apart
+        """Whether nothing but bundles connects rows."""
         self._steps, self._count = b"".join(s.packed() for s in steps), len(steps)
         self._room, self._slots = pack(f"{len(room)}q", *room), len(room)
         self._kinds, self._dtype, self._ends = pack(f"{len(kinds)}q", *kinds), dtype, ends
@@ -124,11 +130,6 @@ class RaggedSteps:
         """As calls.inc has it: sizes, then where steps and room lie."""
         self.kinds = np.array(kinds, np.int64)
         """By slot, the kind of its rows."""
-
-    @property
-    def apart(self) -> bool:
-        """Whether nothing but bundles connects rows."""
-        return self._ends >= 0
 
     def between(self, bundles: int, longest: int) -> int:
         """Numbers that are computed in between at most, of a program whose bundles are apart.
