@@ -242,7 +242,7 @@ class GradientSum:
 
     def may_add_in(
         self,
-        call: sums.GradientCall,
+        call: sums.AbstractGradientCall,
         parameter: torch.nn.Parameter,
         n: int,
         columns: Runs | None = None,
@@ -254,9 +254,9 @@ class GradientSum:
 
     def add_in(
         self,
-        call: sums.GradientCall,
+        call: sums.AbstractGradientCall,
         parameter: torch.nn.Parameter,
-        pieces: Sequence[tuple[int, int, int]],
+        pieces: Sequence[tuple[int, ...]],
         *,
         columns: Runs | None = None,
     ) -> None:
@@ -419,6 +419,14 @@ class GradientSum:
         if updates is None or isinstance(updates, int):
             return np.full(n, updates or 0, np.int64)
         return _for_rows(updates, n)
+
+    @property
+    def whole(self) -> GradientSum | None:
+        """The sum of what is added now; None: it is of rows of several updates."""
+        updates = self._updates
+        if updates is None:
+            return self
+        return self._of(updates) if isinstance(updates, int) else None
 
     @property
     def of_several(self) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.native.fused import packed
+from geartrain.native.ragged import RowsToLearn
 from geartrain.native.steady import firing
 from geartrain.nn.operands import Operands
 from geartrain.nn.ragged.cut import RaggedCut, RaggedTerm, Tensors
@@ -216,11 +217,12 @@ class RaggedProgram:
             return tuple(answers)
         dys = self._tangents(gradients, call)
         made = self._made(self._own, call.sizes)
-        self._run(self._back if sums else self._without, kept, made, dys, sums)
+        learnt = self._to_learn(kept, came, made, dys, into)
+        self._run(self._back if sums else self._without, kept, made, dys, sums, learnt)
         for i, (t, of) in cut.gradients.items():
             if of & came:
                 answers[i] = self._shaped(t, kept, made, dys)
-        self._learn(kept, came, made, dys, into)
+        self._learn(kept, came, made, dys, into, less=learnt is not None)
         return tuple(answers)
 
     def lasting(self, kept: RaggedKept) -> RaggedKept:
@@ -298,6 +300,7 @@ class RaggedProgram:
         made: Sequence[Tensor],
         dys: Sequence[Tensor],
         sums: Mapping[int, Tensor] | None,
+        learnt: RowsToLearn | None = None,
     ) -> None:
         call, dtype, size = kept.call, self._cut.dtype, self._size
         inputs, sizes = call.inputs, call.sizes
@@ -323,7 +326,7 @@ class RaggedProgram:
         for slot, numbers in ((plan.ends, call.ends), (plan.cells, call.cells)):
             if slot >= 0 and numbers is not None:
                 addresses[slot] = numbers.ctypes.data
-        plan.routine.steps.run(sizes, addresses)
+        plan.routine.steps.run(sizes, addresses, learnt)
 
     def operand_addresses(self, plan: RaggedPlan) -> list[int]:
         """Where weights lie, for the length of a firing."""
@@ -349,28 +352,67 @@ class RaggedProgram:
         made: Sequence[Tensor],
         dys: Sequence[Tensor],
         into: GradientSum,
+        *,
+        less: bool,
     ) -> None:
-        """Add what the way back has found for the weights."""
+        """Add what the way back has found for the weights; less: without what was added by C."""
+        if less and not self._at_once:
+            return
         call = kept.call
         kind, owners = call.counted
         shaped = partial(self._shaped, kept=kept, made=made, dys=dys)
         found = RaggedFound(shaped, kept.ints, call.sizes, kind, owners)
-        self.learn(found, came, into)
+        self.learn(found, came, into, less=less)
 
-    def learn(self, found: RaggedFound, came: frozenset[int], into: GradientSum) -> None:
+    def _to_learn(
+        self,
+        kept: RaggedKept,
+        came: frozenset[int],
+        made: Sequence[Tensor],
+        dys: Sequence[Tensor],
+        into: GradientSum,
+    ) -> RowsToLearn | None:
+        """Products and sums that are added while rows are in a cache; None: later."""
+        sizes, whole = kept.call.sizes, into.whole
+        terms = [t for t in self._later if t.tangents & came]
+        if whole is None or not terms:
+            return None
+        rows = max([sizes[t.tensors[0].buffer.kind] for t in terms])
+        operands = self._operands.tensors()
+        if rows < MOST_LATER or not all(operands[t.operand].requires_grad for t in terms):
+            return None
+        learnt = RowsToLearn(self._cut.dtype)
+        pieces: list[tuple[int, ...]] = []
+        for term in terms:
+            some = [self._shaped(t, kept, made, dys) for t in term.tensors]
+            kind, n = term.tensors[0].buffer.kind, some[0].shape[0]
+            lying = all(x.is_contiguous() and x.dtype is self._cut.dtype for x in some)
+            parameter = cast(nn.Parameter, operands[term.operand])
+            if not lying or not whole.may_add_in(learnt, parameter, n):
+                return None
+            at = [x.data_ptr() for x in some]
+            pieces.append((at[0], at[-1], kind, n // max(sizes[kind], 1), n))
+        for term, piece in zip(terms, pieces, strict=True):
+            whole.add_in(learnt, cast(nn.Parameter, operands[term.operand]), [piece])
+        return learnt
+
+    def learn(
+        self, found: RaggedFound, came: frozenset[int], into: GradientSum, *, less: bool = False
+    ) -> None:
         """Add what the way back of some calls has found for the weights.
 
         Args:
             found: It.
             came: Tangents that have come.
             into: Gets it; updates are told row by row of the kind that ``found`` counts.
+            less: Whether products and sums of rows have been added.
         """
         operands = self._operands.tensors()
         several = None
         if into.of_several:
             several = into.updates_of(found.sizes[found.counted])
-        terms: Sequence[RaggedTerm] = self._cut.terms
-        if several is None and len(came) == len(self._cut.tangents) and self._later:
+        terms: Sequence[RaggedTerm] = self._at_once if less else self._cut.terms
+        if not less and several is None and len(came) == len(self._cut.tangents) and self._later:
             rows = max([found.sizes[t.tensors[0].buffer.kind] for t in self._later])
             learn = all(operands[t.operand].requires_grad for t in self._later)
             if rows < MOST_LATER and learn:
