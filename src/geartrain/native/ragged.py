@@ -86,7 +86,7 @@ class RaggedStep:
 
 @final
 class RowsToLearn:
-    """Products and sums of rows that weights learn where a program has been, a few bundles at a time.
+    """Products and sums of rows that weights learn as soon as a program has been there.
 
     Args:
         dtype: Of all of them.

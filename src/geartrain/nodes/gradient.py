@@ -272,6 +272,25 @@ class GradientSum:
         call.add(slot.matrix(), pieces, add=not slot.fresh)
         slot.fresh = False
 
+    def add_all_in(
+        self,
+        call: sums.AbstractGradientCall,
+        some: Sequence[tuple[torch.nn.Parameter, tuple[int, ...]]],
+    ) -> bool:
+        """``add_in`` of a piece for each of several parameters, of which the last number is that of
+        its rows, if that is for all of them; False, and nothing has happened."""
+        if self._updates is not None or operations.listening:
+            return False
+        slots = [self._slots[parameter] for parameter, _ in some]
+        outs = [slot.matrix() for slot in slots]
+        for x, (_, piece) in zip(outs, some, strict=True):
+            if not call.may_add(x, piece[-1]):
+                return False
+        for slot, x, (_, piece) in zip(slots, outs, some, strict=True):
+            call.add(x, [piece], add=not slot.fresh)
+            slot.fresh = False
+        return True
+
     def _slot(self, parameter: torch.nn.Parameter, columns: Runs | None) -> Slot:
         slot = self._slots[parameter]
         return slot if columns is None else slot.part(columns)

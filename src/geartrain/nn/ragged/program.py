@@ -162,6 +162,7 @@ class RaggedProgram:
         self._residuals = residuals = {b: k for k, b in enumerate(cut.residuals)}
         self._later = [t for t in cut.terms if t.how != "rows"]
         self._at_once = [t for t in cut.terms if t.how == "rows"]
+        self._in_c = all(len(x.tail) == 1 for t in self._later for x in t.tensors)
         of_terms = [t.buffer for term in cut.terms for t in term.tensors]
         self._multiplied = {b.number for b in of_terms if b.role == "given"}
         self._widths = [(b.kind, b.entries) for b in cut.residuals]
@@ -375,26 +376,39 @@ class RaggedProgram:
         """Products and sums that are added while rows are in a cache; None: later."""
         sizes, whole = kept.call.sizes, into.whole
         terms = [t for t in self._later if t.tangents & came]
-        if whole is None or not terms:
+        if whole is None or not terms or not self._in_c:
             return None
         rows = max([sizes[t.tensors[0].buffer.kind] for t in terms])
         operands = self._operands.tensors()
         if rows < MOST_LATER or not all(operands[t.operand].requires_grad for t in terms):
             return None
-        learnt = RowsToLearn(self._cut.dtype)
-        pieces: list[tuple[int, ...]] = []
+        learnt, some = RowsToLearn(self._cut.dtype), []
         for term in terms:
-            some = [self._shaped(t, kept, made, dys) for t in term.tensors]
-            kind, n = term.tensors[0].buffer.kind, some[0].shape[0]
-            lying = all(x.is_contiguous() and x.dtype is self._cut.dtype for x in some)
+            lying = [self._lying(t.buffer, kept, made, dys) for t in term.tensors]
             parameter = cast(nn.Parameter, operands[term.operand])
-            if not lying or not whole.may_add_in(learnt, parameter, n):
+            if not all(lying) or len(lying) != min(parameter.ndim, 2):
                 return None
-            at = [x.data_ptr() for x in some]
-            pieces.append((at[0], at[-1], kind, n // max(sizes[kind], 1), n))
-        for term, piece in zip(terms, pieces, strict=True):
-            whole.add_in(learnt, cast(nn.Parameter, operands[term.operand]), [piece])
-        return learnt
+            buffer, (width,) = term.tensors[0].buffer, term.tensors[0].tail
+            times = buffer.entries // max(width, 1)
+            piece = lying[0], lying[-1], buffer.kind, times, sizes[buffer.kind] * times
+            some.append((parameter, piece))
+        return learnt if whole.add_all_in(learnt, some) else None
+
+    def _lying(
+        self, buffer: Buffer, kept: RaggedKept, made: Sequence[Tensor], dys: Sequence[Tensor]
+    ) -> int:
+        """Where the rows lie that a call has had to do with; 0: not as C reads them."""
+        k = self._number.get(buffer)
+        if k is not None:
+            return made[k].data_ptr()
+        k = self._residuals.get(buffer)
+        if k is not None:
+            return kept.residuals.data_ptr() + kept.places[k] * self._size
+        inputs = kept.call.inputs
+        x = inputs[k] if (k := buffer.number) < len(inputs) else dys[k - len(inputs)]
+        if x is None or x.dtype is not self._cut.dtype or not x.is_contiguous():
+            return 0
+        return x.data_ptr()
 
     def learn(
         self, found: RaggedFound, came: frozenset[int], into: GradientSum, *, less: bool = False

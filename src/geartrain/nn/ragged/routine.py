@@ -129,6 +129,6 @@ def _is_local(draft: DraftStep) -> bool:
 
 
 def _is_near(draft: DraftStep) -> bool:
-    """Whether it leads from no bundle to another unless rows are named by number that are another's,
-    which C looks at."""
+    """Whether it leads from bundle to bundle only where rows are named by number, which C looks
+    at."""
     return draft.kind in (BUNDLES, MEMBERS, EDGES)
