@@ -404,9 +404,9 @@ class RaggedProgram:
         k = self._residuals.get(buffer)
         if k is not None:
             return kept.residuals.data_ptr() + kept.places[k] * self._size
-        inputs = kept.call.inputs
+        inputs, n = kept.call.inputs, kept.call.sizes[buffer.kind] * buffer.entries
         x = inputs[k] if (k := buffer.number) < len(inputs) else dys[k - len(inputs)]
-        if x is None or x.dtype is not self._cut.dtype or not x.is_contiguous():
+        if x is None or x.dtype is not self._cut.dtype or x.numel() != n or not x.is_contiguous():
             return 0
         return x.data_ptr()
 
