@@ -76,7 +76,7 @@ _TYPED: Final[Mapping[str, Arguments]] = {
     "fused_pack": (_N, _N, _N, _P, _P),
     "calls_forward": (_N, _P, _P, _N, _N, _P),
     "calls_backward": (_N, _P, _P, _P, _N, _N, _P),
-    "ragged_run": (_N, BYTES, _N, _N, BYTES, _N, BYTES, BYTES, BYTES, _N),
+    "ragged_run": (_N, BYTES, _N, _N, BYTES, _N, BYTES, BYTES, BYTES, _N, BYTES, _N),
     "square_sum": (BYTES, _N, _P),
     "scale_all": (BYTES, _N, _R),
     "sum_gradients": (BYTES, _N, _P),

@@ -17,10 +17,12 @@ from typing import Final, final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from geartrain.errors import ProtocolError
 from geartrain.native import library
 from geartrain.native.fused import ENDLESS, NEVER_ENDS, Op, Step
+from geartrain.native.sums import may_be_summed
 
 _ENTRIES: Final = 4096
 _MOST_MEMBERS: Final = 256
@@ -83,6 +85,45 @@ class RaggedStep:
 
 
 @final
+class RowsToLearn:
+    """Products and sums of rows that weights learn as soon as a program has been there.
+
+    Args:
+        dtype: Of all of them.
+    """
+
+    __slots__ = ("_count", "_dtype", "_words", "_work")
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._words: list[int] = []
+        self._count = self._work = 0
+
+    def may_add(self, out: Tensor, n: int) -> bool:
+        """Whether it is for this gradient and n rows."""
+        return may_be_summed(out, n, self._dtype)
+
+    def add(self, out: Tensor, pieces: Sequence[tuple[int, ...]], *, add: bool) -> None:
+        """A product or a sum, for one weight.
+
+        Args:
+            out: The gradient, contiguous, of one or two dimensions.
+            pieces: One: where rows of ``out.shape[0]`` lie and those of ``out.shape[1]`` that they
+                are multiplied with, their kind, how many times its rows, and how many rows.
+            add: Whether something is there already.
+        """
+        ((left, right, kind, times, n),) = pieces
+        width = out.shape[1] if out.ndim == 2 else 0
+        self._words += (out.shape[0], width, add, kind, times, out.data_ptr(), left, right)
+        self._count += 1
+        self._work += n * out.numel()
+
+    def words(self) -> tuple[bytes, int, int]:
+        """As C has them; how many; and multiplications."""
+        return pack(f"{len(self._words)}q", *self._words), self._count, self._work
+
+
+@final
 class RaggedSteps:
     """A program.
 
@@ -93,7 +134,9 @@ class RaggedSteps:
         kinds: By slot, the kind.
         dtype: Of all but row numbers.
         ends: The slot of where bundles begin and end, if their rows (kind 0) and members (kind 1)
-            are connected by nothing else; else -1.
+            may be connected by nothing else but rows that are named by number, as edges do; else
+            -1. Where these are the same bundle's, some bundles are done at a time.
+        apart: Whether nothing else connects rows.
     """
 
     def __init__(
@@ -103,7 +146,11 @@ class RaggedSteps:
         kinds: Sequence[int],
         dtype: torch.dtype,
         ends: int,
+        *,
+        apart: bool = False,
     ) -> None:
+        self.apart = apart
+        """Whether nothing but bundles connects rows."""
         self._steps, self._count = b"".join(s.packed() for s in steps), len(steps)
         self._room, self._slots = pack(f"{len(room)}q", *room), len(room)
         self._kinds, self._dtype, self._ends = pack(f"{len(kinds)}q", *kinds), dtype, ends
@@ -125,11 +172,6 @@ class RaggedSteps:
         self.kinds = np.array(kinds, np.int64)
         """By slot, the kind of its rows."""
 
-    @property
-    def apart(self) -> bool:
-        """Whether nothing but bundles connects rows."""
-        return self._ends >= 0
-
     def between(self, bundles: int, longest: int) -> int:
         """Numbers that are computed in between at most, of a program whose bundles are apart.
 
@@ -144,12 +186,15 @@ class RaggedSteps:
         """Multiplications, or what takes as long, of so many rows of each kind."""
         return sum([n * each for n, each in zip(sizes, self._work, strict=True)])
 
-    def run(self, sizes: Sequence[int], addresses: Sequence[int]) -> None:
+    def run(
+        self, sizes: Sequence[int], addresses: Sequence[int], learnt: RowsToLearn | None = None
+    ) -> None:
         """Take rows through it.
 
         Args:
             sizes: How many of each kind.
             addresses: By slot; 0 where there is room.
+            learnt: What weights learn of the rows then; None: nothing here.
 
         Raises:
             IndexError: A row number is beyond its rows.
@@ -160,9 +205,11 @@ class RaggedSteps:
         native = library.current()
         if native is None:
             raise ProtocolError("a derived kernel has steps in C, and there are no native kernels")
-        if not self._count:
+        if not self._count and learnt is None:
             return
-        bad = native.typed[self._dtype]["ragged_run"][self.work(sizes) > library.SMALL_WORK](
+        terms, count, work = (b"", 0, 0) if learnt is None else learnt.words()
+        much = self.work(sizes) + work > library.SMALL_WORK
+        bad = native.typed[self._dtype]["ragged_run"][much](
             self._count,
             self._steps,
             self._block,
@@ -173,6 +220,8 @@ class RaggedSteps:
             self._room,
             self._kinds,
             self._ends,
+            terms,
+            count,
         )
         if bad == _NO_BUNDLES:
             raise ProtocolError(

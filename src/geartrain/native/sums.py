@@ -14,7 +14,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import pack
-from typing import Final, final
+from typing import Final, Protocol, final
 
 import numpy as np
 import torch
@@ -71,6 +71,22 @@ def most_work() -> int:
     return MOST_ALONE if torch.get_num_threads() == 1 else MOST_WORK
 
 
+def may_be_summed(out: Tensor, n: int, dtype: torch.dtype) -> bool:
+    """Whether a gradient of n rows of a dtype, where they lie, is for C."""
+    fits = out.dtype is dtype and out.is_contiguous() and out.is_cpu
+    return fits and n * out.numel() <= most_work() and may_sum(dtype)
+
+
+class AbstractGradientCall(Protocol):
+    """What adds to gradients from rows where they lie, when it is run."""
+
+    def may_add(self, out: Tensor, n: int) -> bool:
+        """Whether it is for this gradient and n rows."""
+
+    def add(self, out: Tensor, pieces: Sequence[tuple[int, ...]], *, add: bool) -> None:
+        """Rows, as it has them, for one weight; ``may_add`` has let it pass."""
+
+
 def sum_gradients(some: Sequence[Unsummed]) -> float:
     """Write the gradients of all of them.
 
@@ -125,10 +141,9 @@ class GradientCall:
 
     def may_add(self, out: Tensor, n: int) -> bool:
         """Whether it is for this gradient and n rows."""
-        fits = out.dtype is self._dtype and out.is_contiguous() and out.is_cpu
-        return fits and n * out.numel() <= most_work() and may_sum(self._dtype)
+        return may_be_summed(out, n, self._dtype)
 
-    def add(self, out: Tensor, pieces: Sequence[tuple[int, int, int]], *, add: bool) -> None:
+    def add(self, out: Tensor, pieces: Sequence[tuple[int, ...]], *, add: bool) -> None:
         """Products of rows, or their sums, for one weight; ``may_add`` has let it pass.
 
         Args:

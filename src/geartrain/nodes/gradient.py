@@ -242,7 +242,7 @@ class GradientSum:
 
     def may_add_in(
         self,
-        call: sums.GradientCall,
+        call: sums.AbstractGradientCall,
         parameter: torch.nn.Parameter,
         n: int,
         columns: Runs | None = None,
@@ -254,9 +254,9 @@ class GradientSum:
 
     def add_in(
         self,
-        call: sums.GradientCall,
+        call: sums.AbstractGradientCall,
         parameter: torch.nn.Parameter,
-        pieces: Sequence[tuple[int, int, int]],
+        pieces: Sequence[tuple[int, ...]],
         *,
         columns: Runs | None = None,
     ) -> None:
@@ -271,6 +271,25 @@ class GradientSum:
         slot = self._slot(parameter, columns)
         call.add(slot.matrix(), pieces, add=not slot.fresh)
         slot.fresh = False
+
+    def add_all_in(
+        self,
+        call: sums.AbstractGradientCall,
+        some: Sequence[tuple[torch.nn.Parameter, tuple[int, ...]]],
+    ) -> bool:
+        """``add_in`` of a piece for each of several parameters, of which the last number is that of
+        its rows, if that is for all of them; False, and nothing has happened."""
+        if self._updates is not None or operations.listening:
+            return False
+        slots = [self._slots[parameter] for parameter, _ in some]
+        outs = [slot.matrix() for slot in slots]
+        for x, (_, piece) in zip(outs, some, strict=True):
+            if not call.may_add(x, piece[-1]):
+                return False
+        for slot, x, (_, piece) in zip(slots, outs, some, strict=True):
+            call.add(x, [piece], add=not slot.fresh)
+            slot.fresh = False
+        return True
 
     def _slot(self, parameter: torch.nn.Parameter, columns: Runs | None) -> Slot:
         slot = self._slots[parameter]
@@ -419,6 +438,14 @@ class GradientSum:
         if updates is None or isinstance(updates, int):
             return np.full(n, updates or 0, np.int64)
         return _for_rows(updates, n)
+
+    @property
+    def whole(self) -> GradientSum | None:
+        """The sum of what is added now; None: it is of rows of several updates."""
+        updates = self._updates
+        if updates is None:
+            return self
+        return self._of(updates) if isinstance(updates, int) else None
 
     @property
     def of_several(self) -> bool:

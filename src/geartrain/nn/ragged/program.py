@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.native.fused import packed
+from geartrain.native.ragged import RowsToLearn
 from geartrain.native.steady import firing
 from geartrain.nn.operands import Operands
 from geartrain.nn.ragged.cut import RaggedCut, RaggedTerm, Tensors
@@ -161,6 +162,7 @@ class RaggedProgram:
         self._residuals = residuals = {b: k for k, b in enumerate(cut.residuals)}
         self._later = [t for t in cut.terms if t.how != "rows"]
         self._at_once = [t for t in cut.terms if t.how == "rows"]
+        self._in_c = all(len(x.tail) == 1 for t in self._later for x in t.tensors)
         of_terms = [t.buffer for term in cut.terms for t in term.tensors]
         self._multiplied = {b.number for b in of_terms if b.role == "given"}
         self._widths = [(b.kind, b.entries) for b in cut.residuals]
@@ -216,11 +218,12 @@ class RaggedProgram:
             return tuple(answers)
         dys = self._tangents(gradients, call)
         made = self._made(self._own, call.sizes)
-        self._run(self._back if sums else self._without, kept, made, dys, sums)
+        learnt = self._to_learn(kept, came, made, dys, into)
+        self._run(self._back if sums else self._without, kept, made, dys, sums, learnt)
         for i, (t, of) in cut.gradients.items():
             if of & came:
                 answers[i] = self._shaped(t, kept, made, dys)
-        self._learn(kept, came, made, dys, into)
+        self._learn(kept, came, made, dys, into, less=learnt is not None)
         return tuple(answers)
 
     def lasting(self, kept: RaggedKept) -> RaggedKept:
@@ -298,6 +301,7 @@ class RaggedProgram:
         made: Sequence[Tensor],
         dys: Sequence[Tensor],
         sums: Mapping[int, Tensor] | None,
+        learnt: RowsToLearn | None = None,
     ) -> None:
         call, dtype, size = kept.call, self._cut.dtype, self._size
         inputs, sizes = call.inputs, call.sizes
@@ -323,7 +327,7 @@ class RaggedProgram:
         for slot, numbers in ((plan.ends, call.ends), (plan.cells, call.cells)):
             if slot >= 0 and numbers is not None:
                 addresses[slot] = numbers.ctypes.data
-        plan.routine.steps.run(sizes, addresses)
+        plan.routine.steps.run(sizes, addresses, learnt)
 
     def operand_addresses(self, plan: RaggedPlan) -> list[int]:
         """Where weights lie, for the length of a firing."""
@@ -349,28 +353,80 @@ class RaggedProgram:
         made: Sequence[Tensor],
         dys: Sequence[Tensor],
         into: GradientSum,
+        *,
+        less: bool,
     ) -> None:
-        """Add what the way back has found for the weights."""
+        """Add what the way back has found for the weights; less: without what was added by C."""
+        if less and not self._at_once:
+            return
         call = kept.call
         kind, owners = call.counted
         shaped = partial(self._shaped, kept=kept, made=made, dys=dys)
         found = RaggedFound(shaped, kept.ints, call.sizes, kind, owners)
-        self.learn(found, came, into)
+        self.learn(found, came, into, less=less)
 
-    def learn(self, found: RaggedFound, came: frozenset[int], into: GradientSum) -> None:
+    def _to_learn(
+        self,
+        kept: RaggedKept,
+        came: frozenset[int],
+        made: Sequence[Tensor],
+        dys: Sequence[Tensor],
+        into: GradientSum,
+    ) -> RowsToLearn | None:
+        """Products and sums that are added while rows are in a cache; None: later."""
+        sizes, whole = kept.call.sizes, into.whole
+        terms = [t for t in self._later if t.tangents & came]
+        if whole is None or not terms or not self._in_c:
+            return None
+        rows = max([sizes[t.tensors[0].buffer.kind] for t in terms])
+        operands = self._operands.tensors()
+        if rows < MOST_LATER or not all(operands[t.operand].requires_grad for t in terms):
+            return None
+        learnt, some = RowsToLearn(self._cut.dtype), []
+        for term in terms:
+            lying = [self._lying(t.buffer, kept, made, dys) for t in term.tensors]
+            parameter = cast(nn.Parameter, operands[term.operand])
+            if not all(lying) or len(lying) != min(parameter.ndim, 2):
+                return None
+            buffer, (width,) = term.tensors[0].buffer, term.tensors[0].tail
+            times = buffer.entries // max(width, 1)
+            piece = lying[0], lying[-1], buffer.kind, times, sizes[buffer.kind] * times
+            some.append((parameter, piece))
+        return learnt if whole.add_all_in(learnt, some) else None
+
+    def _lying(
+        self, buffer: Buffer, kept: RaggedKept, made: Sequence[Tensor], dys: Sequence[Tensor]
+    ) -> int:
+        """Where the rows lie that a call has had to do with; 0: not as C reads them."""
+        k = self._number.get(buffer)
+        if k is not None:
+            return made[k].data_ptr()
+        k = self._residuals.get(buffer)
+        if k is not None:
+            return kept.residuals.data_ptr() + kept.places[k] * self._size
+        inputs, n = kept.call.inputs, kept.call.sizes[buffer.kind] * buffer.entries
+        x = inputs[k] if (k := buffer.number) < len(inputs) else dys[k - len(inputs)]
+        if x is None or x.dtype is not self._cut.dtype or x.numel() != n or not x.is_contiguous():
+            return 0
+        return x.data_ptr()
+
+    def learn(
+        self, found: RaggedFound, came: frozenset[int], into: GradientSum, *, less: bool = False
+    ) -> None:
         """Add what the way back of some calls has found for the weights.
 
         Args:
             found: It.
             came: Tangents that have come.
             into: Gets it; updates are told row by row of the kind that ``found`` counts.
+            less: Whether products and sums of rows have been added.
         """
         operands = self._operands.tensors()
         several = None
         if into.of_several:
             several = into.updates_of(found.sizes[found.counted])
-        terms: Sequence[RaggedTerm] = self._cut.terms
-        if several is None and len(came) == len(self._cut.tangents) and self._later:
+        terms: Sequence[RaggedTerm] = self._at_once if less else self._cut.terms
+        if not less and several is None and len(came) == len(self._cut.tangents) and self._later:
             rows = max([found.sizes[t.tensors[0].buffer.kind] for t in self._later])
             learn = all(operands[t.operand].requires_grad for t in self._later)
             if rows < MOST_LATER and learn:

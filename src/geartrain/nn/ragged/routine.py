@@ -9,7 +9,7 @@ import torch
 
 from geartrain.native.fused import At, Op, Step
 from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
-from geartrain.nn.ragged.values import BUNDLES, HELD, MEMBERS, Buffer, DraftStep, RaggedValue
+from geartrain.nn.ragged.values import BUNDLES, EDGES, HELD, MEMBERS, Buffer, DraftStep, RaggedValue
 
 
 @final
@@ -36,8 +36,8 @@ class RaggedRoutine:
         self.slots: dict[Buffer, int] = {}
         self._room: list[int] = []
         self._kinds: list[int] = []
-        local = all(map(_is_local, drafts))
-        if local:
+        near = all(map(_is_near, drafts))
+        if near:
             self._outer(ends)
         last: dict[Buffer, int] = {}
         for number, draft in enumerate(drafts):
@@ -75,7 +75,12 @@ class RaggedRoutine:
                 if slot is not None:
                     free.setdefault((buffer.kind, buffer.entries), []).append(slot)
         self.steps = RaggedSteps(
-            steps, self._room, self._kinds, dtype, self.slots[ends] if local else -1
+            steps,
+            self._room,
+            self._kinds,
+            dtype,
+            self.slots[ends] if near else -1,
+            apart=all(map(_is_local, drafts)),
         )
         self.size = len(self._room)
 
@@ -121,3 +126,9 @@ def _is_local(draft: DraftStep) -> bool:
     if draft.way is Way.ADD_AT:
         return draft.source == HELD and draft.kind == MEMBERS
     return draft.kind in (BUNDLES, MEMBERS)
+
+
+def _is_near(draft: DraftStep) -> bool:
+    """Whether it leads from bundle to bundle only where rows are named by number, which C looks
+    at."""
+    return draft.kind in (BUNDLES, MEMBERS, EDGES)
