@@ -15,6 +15,7 @@ from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
 from geartrain.nn.counted import needed_by
 from geartrain.nn.places import Refused, called
+from geartrain.nn.ragged.padding import Padding
 from geartrain.nn.ragged.values import (
     BUNDLES,
     HELD,
@@ -69,8 +70,7 @@ class AbstractLowering(ABC):
         small, large = traces
         self._counts, self.dtype = counts, dtype
         self.shapes, self._constants = small.shapes, small.constants
-        self.nodes = list(small.graph.nodes)
-        others = list(large.graph.nodes)
+        self.nodes, others = _read_nodes(small), _read_nodes(large)
         if [(x.op, x.target) for x in self.nodes if x.op == "call_function"] != [
             (x.op, x.target) for x in others if x.op == "call_function"
         ]:
@@ -85,6 +85,8 @@ class AbstractLowering(ABC):
         self.tangents = places[operands + len(given) :]
         self.segment = None if segment is None else self.inputs[segment]
         self.lengths = None if segment is None else self.inputs[segment - 1]
+        self.padding = self._padding()
+        """What is known of what it pads by itself; None: it does not."""
         self.counting: dict[fx.Node, fx.Node] = {}
         """Nodes that count the rows of an input."""
         self.forward, self.back = WayOfSteps(), WayOfSteps()
@@ -107,14 +109,19 @@ class AbstractLowering(ABC):
         for k, x in enumerate(self.tangents):
             at = Buffer(0, 0, True, "given", len(given) + k)
             self.values[x] = self._whole(x, at)
-        read = needed_by(self.nodes[-1].all_input_nodes)
         for x in self.nodes:
             own = {self.tangents.index(x)} if x in self.tangents else set()
             self.of[x] = frozenset(own.union(*(self.of[s] for s in x.all_input_nodes)))
             if x.op == "get_attr":
                 self.values[x] = self._constant(x)
-            elif x.op == "call_function" and x in read:
+            elif x.op == "call_function":
                 self._convert(x)
+
+    def _padding(self) -> Padding | None:
+        padded, (rows, members, *_) = self._counts.padded, self._counts.sizes
+        if padded is None or self.lengths is None or self.segment is None:
+            return None
+        return Padding(self.lengths, self.segment, self.twin, (rows, padded, members))
 
     def _convert(self, x: fx.Node) -> None:
         try:
@@ -435,6 +442,13 @@ class AbstractLowering(ABC):
         Raises:
             Refused: It has none.
         """
+
+
+def _read_nodes(trace: Trace) -> list[fx.Node]:
+    """What is given, results, and what they are made of."""
+    *every, output = trace.graph.nodes
+    read = needed_by(output.all_input_nodes)
+    return [*(x for x in every if x.op == "placeholder" or x in read), output]
 
 
 def _behind_rows(tail: tuple[int, ...], like: Axes) -> tuple[int, ...]:

@@ -14,16 +14,11 @@ from torch import Tensor, fx
 
 from geartrain.nn.counted import needed_by
 from geartrain.nn.ragged.base import AbstractLowering
+from geartrain.nn.ragged.lengths import TRIED, numbers_of_rows, segment_of
 
 aten = torch.ops.aten
 
 COUNTS: Final = frozenset({aten.arange.default, aten.arange.start, aten.arange.start_step})
-_TRIED: Final[Sequence[Sequence[int]]] = (
-    (2, 1, 4),
-    (1,),
-    (3, 2, 1, 2, 5),
-    tuple([1 + k * 7 % 40 for k in range(50)]),
-)
 
 
 def counts_rows(x: fx.Node, shape: Sequence[int]) -> bool:
@@ -31,16 +26,6 @@ def counts_rows(x: fx.Node, shape: Sequence[int]) -> bool:
     args: Any = x.args
     begin, end = (0, args[0]) if x.target is aten.arange.default else args[:2]
     return (begin, end) == (0, shape[0]) and (*args, 1)[2:3] in ((), (1,))
-
-
-def numbers_of_rows(x: Tensor) -> Tensor:
-    """0, 1, ..., one for each row."""
-    return torch.arange(x.shape[0])
-
-
-def segment_of(lengths: Tensor) -> Tensor:
-    """The bundle of each member."""
-    return numbers_of_rows(lengths).repeat_interleave(lengths)
 
 
 def above(low: AbstractLowering, nodes: Sequence[fx.Node]) -> set[fx.Node]:
@@ -51,7 +36,7 @@ def above(low: AbstractLowering, nodes: Sequence[fx.Node]) -> set[fx.Node]:
 def end_of_bundles(low: AbstractLowering, node: fx.Node) -> int | None:
     """0: integers name the first member of each bundle; -1: its last; None: neither."""
     for end in (0, -1):
-        if all(_is_end(_computed(low, node, lengths), lengths, end) for lengths in _TRIED):
+        if all(_is_end(_computed(low, node, lengths), lengths, end) for lengths in TRIED):
             return end
     return None
 
@@ -66,8 +51,8 @@ def are_of_each(low: AbstractLowering, node: fx.Node) -> bool:
     """Whether integers of a bundle are the same in whatever company it comes."""
     if not above(low, [node]) & {low.segment, *low.counting}:
         return True
-    for k, lengths in enumerate(_TRIED):
-        other = _TRIED[k - 1]
+    for k, lengths in enumerate(TRIED):
+        other = TRIED[k - 1]
         one, two = (_computed(low, node, each) for each in (lengths, other))
         both = _computed(low, node, (*lengths, *other))
         if (

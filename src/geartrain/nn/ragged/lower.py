@@ -47,6 +47,21 @@ class Lowering(AbstractLowering):
     """The operators that have steps."""
 
     def convert(self, x: fx.Node) -> None:
+        if self.padding is None or self.late(x):
+            self._convert_any(x)
+            return
+        true = self.padding.true(x)
+        if true is not None:
+            self.values[x] = Constant(float(true))
+            return
+        try:
+            self._convert_any(x)
+        except Refused:
+            if not self.padding.knows(x):
+                raise
+            self.values[x] = None  # of use where rows are taken by it, or put
+
+    def _convert_any(self, x: fx.Node) -> None:
         target: Any = x.target
         args: Any = x.args
         if target in _ZEROS or target in _ONES:

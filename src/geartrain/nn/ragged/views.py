@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -112,6 +112,7 @@ def _slice(low: AbstractLowering, x: fx.Node) -> None:
     dim = args[1] if len(args) > 1 else 0
     source = args[0]
     if low.shapes[x] == low.shapes[source]:
+        _refuse_most(low, source, x, args[1:4])
         _view(low, x)
         return
     same_numbers(x, low.twin[x])
@@ -122,6 +123,22 @@ def _slice(low: AbstractLowering, x: fx.Node) -> None:
     start = args[2] if len(args) > 2 and args[2] is not None else 0
     start = start + value.tail[at] if start < 0 else start
     low.values[x] = _part(value, at, start, low.like(x).tail)
+
+
+_ENDLESS: Final = 1 << 62
+"""To the end, however far that is."""
+
+
+def _refuse_most(low: AbstractLowering, whole: fx.Node, x: fx.Node, cut: Sequence[Any]) -> None:
+    """Raises:
+    Refused: All rows are taken, or members, if they are no more than a number."""
+    dim, start, end = (*cut, None, None, None)[:3]
+    like, rank = low.like(whole), len(low.shapes[whole])
+    if like.kind == NO_ROWS or like.tail_axis((dim or 0) % rank) >= 0:
+        return
+    every = end is None or end >= _ENDLESS or end not in low.twin[x].args
+    if start or not every:
+        raise Refused("so many rows at most")
 
 
 def _select(low: AbstractLowering, x: fx.Node) -> None:
@@ -197,6 +214,10 @@ def _stack(low: AbstractLowering, x: fx.Node) -> None:
 def _put_back(low: AbstractLowering, x: fx.Node) -> None:
     """The gradient of a part."""
     args: Any = x.args
+    if low.shapes[x] == low.shapes[args[0]] and x.target is aten.slice_backward.default:
+        _refuse_most(low, x, x, args[2:5])
+        _view(low, x)
+        return
     same_numbers(x, low.twin[x], but=1)
     late, like = low.late(x), low.like(x)
     if _is_one(low, x, args[2]):
