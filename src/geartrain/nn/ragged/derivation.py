@@ -24,7 +24,7 @@ from geartrain.nn.operands import Operands
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
 from geartrain.nn.ragged.cut import Cutter, RaggedCut
-from geartrain.nn.ragged.integers import segment_of
+from geartrain.nn.ragged.lengths import segment_of
 from geartrain.nn.ragged.lower import Lowering
 from geartrain.nn.ragged.program import RaggedCall, RaggedProgram
 from geartrain.nn.ragged.unpacked import Unpacked
@@ -313,7 +313,7 @@ class _RaggedDerivation:
         """Whether the module takes bundles of any length."""
         try:
             self._call(self._operands.tensors(), [x.clone() for x in inputs])
-        except Exception:  # code of anybody: a table of places may end
+        except (IndexError, RuntimeError, ValueError):  # a table of places may end
             return False
         return True
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from geartrain.nn.counted import needed_by
 from geartrain.nn.ragged.base import AbstractLowering
-from geartrain.nn.ragged.lengths import TRIED, numbers_of_rows, segment_of
+from geartrain.nn.ragged.lengths import TRIED, numbers_of_rows, places_of, segment_of
 
 aten = torch.ops.aten
 
@@ -28,9 +28,14 @@ def counts_rows(x: fx.Node, shape: Sequence[int]) -> bool:
     return (begin, end) == (0, shape[0]) and (*args, 1)[2:3] in ((), (1,))
 
 
+def counts(low: AbstractLowering, x: fx.Node) -> Callable[[Tensor], Tensor]:
+    """What computes integers that count rows, of what they count."""
+    return places_of if x in low.placing else numbers_of_rows
+
+
 def above(low: AbstractLowering, nodes: Sequence[fx.Node]) -> set[fx.Node]:
     """Nodes, and all that they are made of."""
-    return needed_by(nodes, also=low.counting)
+    return needed_by(nodes, low.operands, low.counting)
 
 
 def end_of_bundles(low: AbstractLowering, node: fx.Node) -> int | None:
@@ -77,7 +82,7 @@ def _computed(low: AbstractLowering, node: fx.Node, lengths: Sequence[int]) -> T
             if x not in wanted or x in known:
                 continue
             if x in low.counting:
-                known[x] = numbers_of_rows(known[low.counting[x]])
+                known[x] = counts(low, x)(known[low.counting[x]])
             elif x.op != "call_function":
                 return None
             else:

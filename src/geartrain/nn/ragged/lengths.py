@@ -31,6 +31,13 @@ def segment_of(lengths: Tensor) -> Tensor:
     return numbers_of_rows(lengths).repeat_interleave(lengths)
 
 
+def places_of(lengths: Tensor) -> Tensor:
+    """The number of each member in its bundle."""
+    first = lengths.cumsum(0) - lengths
+    segment = segment_of(lengths)
+    return numbers_of_rows(segment) - first[segment]
+
+
 @final
 class TriedLengths:
     """Integers of a trace, for bundles of other lengths.
@@ -38,7 +45,12 @@ class TriedLengths:
     Args:
         lengths: Of the bundles.
         known: What they are of nodes already.
-        sizes: By the lengths of an axis in two traces, what it is for these bundles.
+        sizes: By the lengths of an axis in two traces, what it is for these bundles; that of all
+            members comes last.
+
+    Attributes:
+        members, segment, place: Of each member its number, its bundle, and its number in that.
+        mask: Where they are among what is padded.
     """
 
     def __init__(
@@ -49,9 +61,7 @@ class TriedLengths:
     ) -> None:
         self.lengths, self._known, self._sizes = lengths, known, sizes
         self.segment = segment_of(lengths)
-        first = lengths.cumsum(0) - lengths
-        self.members = torch.arange(self.segment.numel())
-        self.place = self.members - first[self.segment]
+        self.members, self.place = numbers_of_rows(self.segment), places_of(lengths)
         self.mask = torch.arange(int(lengths.max())) < lengths[:, None]
 
     def of(self, x: fx.Node, twins: dict[fx.Node, fx.Node]) -> Any:
@@ -67,11 +77,12 @@ class TriedLengths:
         if any(each is None for each in every):
             return None
         target: Any = x.target
-        numbers = self._alike((x.args, x.kwargs), (twins[x].args, twins[x].kwargs), target in _VIEWS)
+        twin = twins[x]
         try:
+            numbers = self._alike((x.args, x.kwargs), (twin.args, twin.kwargs), target in _VIEWS)
             args, kwargs = fx.map_arg(numbers, self._known.__getitem__)
             return target(*args, **kwargs)
-        except (RuntimeError, IndexError):  # for these it is no program
+        except (RuntimeError, IndexError, ValueError):  # for these it is no program
             return None
 
     def _alike(self, a: Any, b: Any, view: bool) -> Any:

@@ -19,13 +19,13 @@ from torch import fx
 
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.apart import APART, arithmetic
-from geartrain.nn.ragged.base import AbstractLowering, Convert, numbers_of
+from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, numbers_of
 from geartrain.nn.ragged.integers import COUNTS, counts_rows
 from geartrain.nn.ragged.matrices import MATRICES
 from geartrain.nn.ragged.numbered import NUMBERED_ROWS
 from geartrain.nn.ragged.over import OVER, sums_rows
 from geartrain.nn.ragged.values import MEMBERS, NO_ROWS, Constant, CountedRows
-from geartrain.nn.ragged.views import SAME, VIEWS
+from geartrain.nn.ragged.views import VIEWS
 
 aten = torch.ops.aten
 
@@ -88,6 +88,7 @@ class Lowering(AbstractLowering):
             raise Refused("numbers that do not count rows")
         if like.alone:
             self.values[x] = self.place(late=False)
+            self.number_members(x)
             return
         source = self.segment if like.kind == MEMBERS else self.lengths
         if source is None or self.like(source) != like:

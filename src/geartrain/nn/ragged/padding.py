@@ -1,7 +1,7 @@
 """Where members are in what a module pads by itself, found by computing its integers and masks.
 
-It is traced with bundles of one length, so that nothing is behind the ends; what it asks of integers
-is computed for bundles of several lengths.
+It is traced with bundles of one length, so that nothing is behind the ends; what it asks of
+integers is computed for bundles of several lengths.
 
     (segment, place of each member), a mask ─► rows move from the members to what is padded, and
     back: nothing moves
@@ -64,7 +64,7 @@ class Padding:
         """Whether what has these numbers are the members, in order."""
         found = [self._every(x) if isinstance(x, fx.Node) else None for x in index]
         if len(found) == 2 and found[0] is not None and found[1] is not None:
-            pairs = zip(*found, self._tried, strict=True)
+            pairs = zip(found[0], found[1], self._tried, strict=True)
             return all(_same(a, t.segment) and _same(b, t.place) for a, b, t in pairs)
         if len(found) != 1 or found[0] is None:
             return False
@@ -72,7 +72,9 @@ class Padding:
 
     def _are(self, y: Tensor, tried: TriedLengths) -> bool:
         if y.dtype is torch.bool:
-            return y.numel() == tried.mask.numel() and _same(y.reshape(tried.mask.shape), tried.mask)
+            return y.numel() == tried.mask.numel() and _same(
+                y.reshape(tried.mask.shape), tried.mask
+            )
         padded = tried.segment * tried.mask.shape[1] + tried.place
         if _same(y, tried.members) or _same(y, padded):
             return True
