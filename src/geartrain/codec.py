@@ -18,7 +18,7 @@ import base64
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -66,13 +66,19 @@ def encode(value: object, place: str, tensors: dict[str, Tensor] | None = None) 
     )
 
 
-def decode(value: Json, place: str, tensors: Mapping[str, Tensor] | None = None) -> object:
+def decode(
+    value: Json,
+    place: str,
+    tensors: Mapping[str, Tensor] | None = None,
+    kept: Collection[str] = (),
+) -> object:
     """The value that ``encode`` was given; tensors are copies.
 
     Args:
         value: What ``encode`` returned, perhaps written to a file and read again.
         place: Begins the error messages.
         tensors: Those that ``encode`` set aside.
+        kept: Names of those that are taken as they are, and not copied.
 
     Raises:
         CheckpointError: ``encode`` cannot have made this, or a tensor is missing.
@@ -80,9 +86,9 @@ def decode(value: Json, place: str, tensors: Mapping[str, Tensor] | None = None)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if not isinstance(value, Mapping):
-        return [decode(item, f"{place}.{i}", tensors) for i, item in enumerate(value)]
+        return [decode(item, f"{place}.{i}", tensors, kept) for i, item in enumerate(value)]
     try:
-        return _decode_tagged(value, place, tensors)
+        return _decode_tagged(value, place, tensors, kept)
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         raise CheckpointError(
             f"'{place}': the entry {_short(value)} cannot be decoded ({error!r}); expected what "
@@ -221,11 +227,14 @@ def _key(key: object, place: str) -> Json:
 
 
 def _decode_tagged(
-    value: Mapping[str, Json], place: str, tensors: Mapping[str, Tensor] | None
+    value: Mapping[str, Json],
+    place: str,
+    tensors: Mapping[str, Tensor] | None,
+    kept: Collection[str],
 ) -> object:
     match dict(value):
         case {"tensor": str(name), **rest} if not rest and tensors is not None:
-            return tensors[name].detach().clone()
+            return tensors[name] if name in kept else tensors[name].detach().clone()
         case {"scalar": str(name), "value": bool() | int() | float() as number, **rest} if not rest:
             return torch.tensor(number, dtype=_torch_dtype(name))
         case {"numpy": str(name), "value": bool() | int() | float() as number, **rest} if not rest:
@@ -233,22 +242,25 @@ def _decode_tagged(
         case {"array": str(name), "shape": [*shape], "base64": str(text), **rest} if not rest:
             return _decode_array(_numpy_dtype(name), shape, text)
         case {"tuple": [*items], **rest} if not rest:
-            return tuple(decode(item, f"{place}.{i}", tensors) for i, item in enumerate(items))
+            return tuple(decode(x, f"{place}.{i}", tensors, kept) for i, x in enumerate(items))
         case {"dict": [*pairs], **rest} if not rest:
-            return dict(_decode_pairs(pairs, place, tensors))
+            return dict(_decode_pairs(pairs, place, tensors, kept))
         case {"counter": [*pairs], **rest} if not rest:
-            return Counter(dict(_decode_pairs(pairs, place, tensors)))
+            return Counter(dict(_decode_pairs(pairs, place, tensors, kept)))
     raise ValueError(f"no known tag among {sorted(value)}")
 
 
 def _decode_pairs(
-    pairs: Sequence[Json], place: str, tensors: Mapping[str, Tensor] | None
+    pairs: Sequence[Json],
+    place: str,
+    tensors: Mapping[str, Tensor] | None,
+    kept: Collection[str],
 ) -> list[tuple[Json, object]]:
     decoded = []
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise ValueError(f"{_short(pair)} is no pair of key and value")
-        decoded.append((pair[0], decode(pair[1], f"{place}.{pair[0]}", tensors)))
+        decoded.append((pair[0], decode(pair[1], f"{place}.{pair[0]}", tensors, kept)))
     return decoded
 
 

@@ -117,7 +117,8 @@ def test_slots_beyond_those_that_were_there_make_room() -> None:
 
 def test_the_controller_is_told_when_it_may_send_another_lot_and_not_sooner() -> None:
     here = stock(limit=4)  # a lot is half of them
-    here.put(lot([0, 1, 2, 3]))
+    for slots in ([0, 1], [2, 3]):
+        here.put(lot(slots))
     here.begin()
     assert not here.has_room
     here.settle(answered(0))
@@ -127,6 +128,22 @@ def test_the_controller_is_told_when_it_may_send_another_lot_and_not_sooner() ->
     here.told()
     assert not here.has_room
     here.settle(answered(1))
+    assert not here.has_room
+
+
+def test_where_lots_are_larger_than_half_of_those_in_flight_it_is_told_of_one_of_these() -> None:
+    here = stock(limit=4)
+    here.put(lot(range(6)))
+    assert begun(here) == [[0, 1, 2, 3]]
+    here.settle(answered(0, 1, 2))
+    assert begun(here) == [[4, 5]]
+    here.settle(answered(3, 4))
+    assert not here.has_room
+    here.settle(answered(5))
+    assert here.has_room
+    here.put(lot([6]))  # the last of the data
+    here.told()
+    here.begin()
     assert not here.has_room
 
 

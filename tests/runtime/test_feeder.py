@@ -53,6 +53,21 @@ def test_a_list_is_fed_in_its_order_whatever_the_blocks(width):
     assert (feeder.taken, feeder.source_ended) == (N, True)
 
 
+def test_what_is_left_of_a_list_is_known_and_of_what_is_none_it_is_not():
+    ready = engine()
+    feeder = Feeder(InOrder(rows(), range(N)))
+    assert feeder.left == N
+    feeder.admit(ready)  # fifty of a block
+    assert feeder.left == N - 50
+    feeder.close()
+    assert feeder.left == 0
+    cut = Feeder(InOrder(rows(), range(N)), limit=70)
+    assert cut.left == 70
+    cut.admit(engine())
+    assert cut.left == 20
+    assert Feeder(iter(rows())).left == 0
+
+
 def test_limits_cut_a_list_without_losing_or_repeating_any():
     source, found = InOrder(rows(), range(N)), []
     for limit in (1, 70, 130, None):

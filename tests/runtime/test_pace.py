@@ -34,7 +34,8 @@ def test_a_report_does_not_grow_without_end(there: bool) -> None:
 def test_with_a_stock_answers_wait_until_the_parent_may_send_another_lot() -> None:
     """However long firings are: each of them would else be a report."""
     stock = Stock(Arena(), 0, 0, lambda trained: 4)
-    stock.put(Lot(np.arange(4), np.ones(4, np.int64), 0, []))
+    for slots in ([0, 1], [2, 3]):
+        stock.put(Lot(np.array(slots), np.ones(2, np.int64), 0, []))
     stock.begin()
     pace = Pace(stock)
     pace.told(10.0)

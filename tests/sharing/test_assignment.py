@@ -64,6 +64,24 @@ def test_what_comes_together_goes_to_the_copy_that_has_the_fewest_and_fills_each
     assert assignment.room(20) == 10 and assignment.active.tolist() == [20, 20]
 
 
+def test_where_more_are_worth_a_lot_two_such_lots_may_wait_at_each_copy() -> None:
+    assignment = Stocked(2)
+    assignment.begin(0, training=True)
+    assignment.ahead, assignment.lot = 1.0, 15
+    at, given = 0, []
+    while room := assignment.room(10):
+        assert room == 15
+        given.append(int(admit(assignment, range(at, at + room)).copy[at]))
+        at += room
+    assert assignment.active.tolist() == [30, 30] and given == [0, 1, 0, 1]
+    assignment.lot = 4  # less than half of those that may be in flight
+    assert assignment.room(10) == 0
+    assignment.active[0] = 15
+    assert assignment.room(10) == 5
+    assignment.begin(0, training=True)
+    assert assignment.lot == 0  # nothing is known of the next pass
+
+
 @pytest.mark.parametrize(
     "make",
     [Together, lambda: Balanced(2), lambda: Stocked(2)],

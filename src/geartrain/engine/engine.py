@@ -239,6 +239,17 @@ class Engine:
             return True
         return False
 
+    def give_together(self, instances: int, nbytes: int) -> None:
+        """Have workers on which instances live wholly be given so many at a time, or more.
+
+        Args:
+            instances: As above.
+            nbytes: Of the rows of one instance, about.
+        """
+        assignment = self.controller.assignment
+        if isinstance(assignment, Stocked):
+            assignment.lot = min(instances, _LOT_BYTES // max(1, nbytes))
+
     @property
     def may_go_ahead(self) -> bool:
         """Whether workers on which instances live in parts may be given rows ahead of time.

@@ -115,6 +115,7 @@ class AbstractStock(ABC):
         self._elsewhere = trained
         self._untold = 0  # finished here, and the controller has not been told
         self._lots: list[Lot] = []
+        self._lot = 1  # instances of the last one
         self._open = np.zeros(64, np.int64)  # answers that are waited for, by slot
         self.active = 0
 
@@ -151,6 +152,7 @@ class AbstractStock(ABC):
         """A lot has come."""
         self._elsewhere = max(self._elsewhere, lot.elsewhere)
         self._lots.append(lot)
+        self._lot = lot.slots.size
 
     def begin(self) -> list[Delivery]:
         """The rows of those for which there is room now."""
@@ -219,7 +221,8 @@ class Stock(AbstractStock):
 
     @property
     def has_room(self) -> bool:
-        return self._untold > 0 and self._untold >= lot_of(self._limit(self.trained))
+        lot = max(self._lot, lot_of(self._limit(self.trained)))
+        return self._untold >= lot
 
     def settle(self, out: Outbox) -> Finished | None:
         slots = self._settled(out)
@@ -241,10 +244,6 @@ class PartialStock(AbstractStock):
 
     whole = False
 
-    def __init__(self, arena: Arena, trained: int, limit: Callable[[int], int]) -> None:
-        super().__init__(arena, trained, limit)
-        self._lot = 1  # instances of the last one
-
     @property
     def trained(self) -> int:
         return self._elsewhere
@@ -252,10 +251,6 @@ class PartialStock(AbstractStock):
     @property
     def has_room(self) -> bool:
         return self._untold > 0 and (self._untold >= self._lot or not self._lots)
-
-    def put(self, lot: Lot) -> None:
-        super().put(lot)
-        self._lot = lot.slots.size
 
     def settle(self, out: Outbox) -> Finished | None:
         self._settled(out)

@@ -89,6 +89,11 @@ class InOrder(Iterator[Any]):
         except StopIteration as error:
             raise stopped(f"item {place} of a {type(self.items).__name__}") from error
 
+    @property
+    def left(self) -> int:
+        """How many have not been taken."""
+        return len(self._order) - self._at
+
     def places(self, n: int) -> Sequence[int] | NDArray[np.int64]:
         """Where the next n items are, or as many as are left."""
         return self._order[self._at : self._at + n]

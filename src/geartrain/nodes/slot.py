@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -34,6 +34,12 @@ class Slot:
         self.products: Pairs = []
         self.sums: list[Tensor] = []
         self.waiting = 0
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """Without a buffer that means nothing, which may be as large as a table: a copy makes its
+        own."""
+        state = {name: getattr(self, name) for name in self.__slots__}
+        return None, state | ({"buffer": None} if self.fresh else {})
 
     def forget(self) -> None:
         """Nothing has been added."""
@@ -139,9 +145,12 @@ def summed(slots: Sequence[Slot]) -> float | None:
             whole = False  # they are added to it later
         if slot.fresh and not products and not rows and not slot.rows:
             continue
+        if slot.rows or (products and rows):
+            whole = False
+            continue
         lefts, rights = [x for x, _ in products], [x for _, x in products]
         one = sums.Unsummed(slot.matrix(), not slot.fresh, lefts or rows, rights)
-        if slot.rows or (products and rows) or not sums.suits(one, dtype):
+        if not sums.suits(one, dtype):
             whole = False
         else:
             done.append(slot)

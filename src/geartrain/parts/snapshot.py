@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -330,7 +330,8 @@ def take_over(
     _renew_weights(part, inside(sent, "weights/"))
     entry = read(PartEntry, document, "it")
     if part.optimizer is not None and entry.optimizer is not None:
-        _continue_optimizer(part.optimizer, inside(found, "optimizer/"), entry.optimizer)
+        kept = inside({name: before[name] for name in shared}, f"{part.name}/optimizer/")
+        _continue_optimizer(part.optimizer, inside(found, "optimizer/"), entry.optimizer, kept)
     held = _of_rules(found)
     scheduler: Any = None
     if entry.scheduler is not None:
@@ -353,13 +354,16 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def _continue_optimizer(
-    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], document: Mapping[str, Any]
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, Tensor],
+    document: Mapping[str, Any],
+    kept: Collection[str],
 ) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for key, value in document["state"]:
-        optimizer.state[parameters[key]] = decode(value, f"state.{key}", tensors)
+        optimizer.state[parameters[key]] = decode(value, f"state.{key}", tensors, kept)
     for i, group in enumerate(optimizer.param_groups):
-        options: Any = decode(document["groups"][i], f"groups.{i}", tensors)
+        options: Any = decode(document["groups"][i], f"groups.{i}", tensors, kept)
         group.update((k, v) for k, v in options.items() if k != "params")
 
 

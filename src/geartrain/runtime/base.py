@@ -107,6 +107,7 @@ class AbstractFeeder(ABC):
         closed: Whether that is because somebody asked for the end.
         waits_for_nobody: Whether the data are a list: to ask for the next ones takes no longer than
             to make them, and what they are hangs on nothing that training has yet to do.
+        left: Instances that are still to come, where the data are a list; else 0.
     """
 
     taken = 0
@@ -115,6 +116,7 @@ class AbstractFeeder(ABC):
     source_ended = False
     closed = False
     waits_for_nobody = False
+    left = 0
     outside: AbstractContextManager[object] = nullcontext()
 
     def close(self) -> None:
@@ -167,6 +169,13 @@ class Feeder(AbstractFeeder):
         self._block = PackedAhead(instances) if isinstance(instances, InOrder) else None
         self.waits_for_nobody = self._block is not None
         self._fed, self._admitted = Outbox(), 0  # of a minibatch that is not whole yet
+
+    @property
+    def left(self) -> int:  # type: ignore[override]
+        if self._block is None or self.exhausted:
+            return 0
+        left = self._block.left
+        return left if self._left is None else min(left, self._left)
 
     @property
     def begun(self) -> bool:
@@ -308,6 +317,11 @@ class PackedAhead:
         self._at = 0
         self._size = 1
         self.loose = 0  # instances that are left to be taken singly
+
+    @property
+    def left(self) -> int:
+        """How many have not been taken."""
+        return self._instances.left
 
     def take(self, n: int, packer: Packer) -> Packed | None:
         """The next instances, up to n; None: they are loose, or there are none."""

@@ -184,15 +184,21 @@ class Stocked(_TurnsByCopy):
     Attributes:
         ahead: How many more than may be in flight a copy may be given, as a share of them: they
             wait there until there is room, so that it waits for nobody.
+        lot: So many go together at least, and two such lots may wait.
     """
 
     def __init__(self, copies: int) -> None:
         super().__init__(copies, copies)
-        self.ahead = 0.0
+        self.ahead, self.lot = 0.0, 0
+
+    def begin(self, trained: int, *, training: bool) -> None:
+        super().begin(trained, training=training)
+        self.lot = 0
 
     def room(self, limit: int) -> int:
-        room = limit + math.ceil(limit * self.ahead) - int(self.active.min())
-        some = lot_of(limit)
+        ahead = max(math.ceil(limit * self.ahead), 2 * self.lot)
+        room = limit + ahead - int(self.active.min())
+        some = max(lot_of(limit), self.lot)
         return some if room >= some else 0
 
     def admit(self, arena: Arena, slots: IntArray, copy: int) -> None:

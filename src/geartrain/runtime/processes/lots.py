@@ -1,8 +1,15 @@
-"""What workers are given ahead of time: lots of instances, as records for each of them."""
+"""What workers are given ahead of time: lots of instances, as records for each of them.
+
+A lot costs a message each way, and that the parent is woken, whatever is in it. Where instances are
+small, one that has what a worker does in a while has many more than half of those in flight. What
+waits at a worker sees no weights, so nothing grows old by it; but towards the end of the data lots
+are smaller, so that all workers end together.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Final
 
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Delivery
@@ -11,6 +18,22 @@ from geartrain.frames.frame import Admitted
 from geartrain.frames.message import Forward, IntArray, join_arrays
 from geartrain.runtime.processes.messages import admitted_to_record, lot_to_record
 from geartrain.transport.record import Record
+
+_LOT_S: Final = 0.1  # of a worker's time
+_MOST: Final = 1024  # instances
+
+
+def worth_a_lot(finished: int, seconds: float, left: int, workers: int) -> int:
+    """Instances that are worth a lot, where they live wholly on a worker.
+
+    Args:
+        finished: In this pass, by all workers ...
+        seconds: ... in so long.
+        left: That are still to come.
+        workers: How many.
+    """
+    each = finished / (workers * max(seconds, _LOT_S))  # a second, of one worker
+    return min(int(each * _LOT_S), left // (2 * workers), _MOST)
 
 
 def whole_lots(

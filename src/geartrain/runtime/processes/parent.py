@@ -27,7 +27,7 @@ from geartrain.runtime.processes.child import Pass
 from geartrain.runtime.processes.contents import of_parts, pickled, tensors_written
 from geartrain.runtime.processes.failures import error_of_json
 from geartrain.runtime.processes.flying import MOST_FLYING, Flying
-from geartrain.runtime.processes.lots import bytes_each, partial_lots, whole_lots
+from geartrain.runtime.processes.lots import bytes_each, partial_lots, whole_lots, worth_a_lot
 from geartrain.runtime.processes.members import AbstractPool, raise_missing
 from geartrain.runtime.processes.memory import Apart
 from geartrain.runtime.processes.messages import (
@@ -112,6 +112,7 @@ class Parent:
         self._handed_s, self._untaken = 0.0, 0  # since when, and what is under way to him
         self._slow = True  # whether the data were, when they were last asked
         self._apart_s = 0.0  # until all had what they were handed
+        self._bytes_each = 0  # of the rows of an instance, about
         self.seconds = 0.0
 
     def go(self) -> None:
@@ -448,10 +449,19 @@ class Parent:
         assert self._transport is not None
         if self._slow or not self._feeder.waits_for_nobody:
             self._transport.flush()  # workers go on by it while the data are waited for
+        if self._stocked:
+            self._size_lots()
         began = time.perf_counter()
         found = self._feeder.admit(self._engine)
         self._slow = time.perf_counter() - began > _SLOW_S
         return found
+
+    def _size_lots(self) -> None:
+        """Have lots be as large as is worth a message."""
+        seconds = time.perf_counter() - self._began - self._apart_s
+        finished, left = self._engine.controller.finished, self._feeder.left
+        many = worth_a_lot(finished, seconds, left, len(self._there))
+        self._engine.give_together(many, self._bytes_each)
 
     def _admit(self) -> None:
         """Fill up; when nothing is left, have the workers give back what they have."""
@@ -496,6 +506,7 @@ class Parent:
             self._count(out)
             news = engine.wiring.arena.take_news()
             lots = whole_lots(engine, news, deliveries, self._finished)
+            self._bytes_each = bytes_each(news, deliveries)
         else:
             news = engine.wiring.arena.take_news()
             lots = partial_lots(engine, news, deliveries, self._there)

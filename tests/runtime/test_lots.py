@@ -1,0 +1,57 @@
+"""How many instances are given to a worker together, where they live wholly on one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+import geartrain as gt
+from geartrain.engine.instrument import Worked
+from geartrain.runtime.processes.lots import worth_a_lot
+from tests.rigs.pairs import graph_of_pairs, pairs
+from tests.rigs.passes import processes
+
+MANY = 1_000_000
+
+
+def test_a_lot_is_what_a_worker_does_in_a_tenth_of_a_second() -> None:
+    assert worth_a_lot(4000, 2.0, MANY, 2) == 100
+    assert worth_a_lot(8000, 2.0, MANY, 4) == 100
+    assert worth_a_lot(3, 20.0, MANY, 2) == 0  # each takes long
+
+
+def test_little_is_known_at_the_beginning_and_lots_are_bounded() -> None:
+    assert worth_a_lot(0, 0.0, MANY, 2) == 0
+    assert worth_a_lot(10, 1e-4, MANY, 2) == 5  # as if it had been a tenth of a second
+    assert worth_a_lot(MANY, 0.1, MANY, 2) == 1024
+
+
+@pytest.mark.parametrize(("left", "lot"), [(400, 100), (399, 99), (40, 10), (3, 0), (0, 0)])
+def test_towards_the_end_lots_are_a_share_of_what_is_left(left: int, lot: int) -> None:
+    assert worth_a_lot(4000, 2.0, left, 2) == lot
+
+
+def test_small_instances_go_by_lots_larger_than_are_in_flight() -> None:
+    """And all of them are trained, the last ones too."""
+    seen: list[Worked] = []
+
+    class Listens(gt.AbstractInstrument):
+        def on_worked(self, event: Worked) -> None:
+            seen.append(event)
+
+    session = gt.Session(
+        graph_of_pairs(),
+        rules=gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=gt.Flush()),
+        runtime=processes(2),
+        sharing=gt.SharedWeights(in_flight="each"),
+        max_active=4,
+        schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
+        instruments=[Listens()],
+    )
+    fit = session.fit(pairs(4000), epochs=1)
+    (event,) = seen
+    told = sum(x.messages for x in event.links if x.sender == 2)
+    assert fit.history[-1].instances == 4000
+    assert told < 1000, told  # 2000 lots of two
