@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from geartrain.nn.derivation import derive
 from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
-from tests.rigs.rowwise import Rowwise, assert_as_autograd, both
+from tests.rigs.rowwise import Rowwise, assert_as_autograd, both, in_c
 
 N = 6
 One = Callable[[Tensor], Tensor]
@@ -160,6 +160,14 @@ def test_a_number_that_there_is_not_is_refused(name: str) -> None:
         program.forward((x, torch.tensor([0, 5, 1, 1, 1, 1])))
 
 
+def test_of_several_that_go_to_one_place_torch_says_which_stays() -> None:
+    def function(f: Any, x: Tensor, k: Tensor) -> Tensor:
+        return f(x).scatter(1, k, x[:, :2])
+
+    module, x = Rowwise(function, 5, 5), torch.randn(N, 5)
+    assert not in_c(module, (x, torch.tensor([[1, 1], [0, 2]]).repeat(3, 1)))
+
+
 BUCKETS = [-1.0, -0.5, 0.0, 0.5, 1.0]
 
 
@@ -228,18 +236,50 @@ def test_what_is_told_of_rows_is_not_told_of_weights() -> None:
 class Placed(nn.Module):
     """What a row's entries have by their place is some of a longer table."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.places, self.first = nn.Parameter(torch.randn(9, 3)), nn.Parameter(torch.randn(4, 3))
+        self.read, self.places = read, nn.Parameter(torch.randn(9, 3, 2))
         self.map = nn.Linear(3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.map(x + self.places[: x.shape[1]]) * self.first[2, :2]
+        found: Tensor = self.map(x) * self.read(self.places)
         return found
 
 
+_PARTS_OF: Mapping[str, tuple[One, bool]] = {
+    "the first": (lambda w: w[:5, 0, :1], True),
+    "some": (lambda w: w[2:7, 1:2].squeeze(1), True),
+    "one": (lambda w: w[-2, 1], False),
+    "one, some of it": (lambda w: w[3, 1:2], False),
+    "the last": (lambda w: w[-1:, 0], False),
+    "two": (lambda w: w[0, 0] * w[1, 2] + w[1, 1], True),
+    "columns": (lambda w: w[1:6, :, 1].sum(1, keepdim=True), True),
+    "with gaps": (lambda w: w[::2, 2], True),
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_parts_of_weights_are_computed_of_them(dtype: torch.dtype) -> None:
-    module, x = Placed().to(dtype), torch.randn(N, 5, 3, dtype=dtype)
-    assert derive(module, (x,)).computed is not None
+@pytest.mark.parametrize("name", _PARTS_OF)
+def test_parts_of_weights_are_theirs(name: str, dtype: torch.dtype) -> None:
+    """Where they lie side by side, what comes back is added up there; else they are computed."""
+    read, computed = _PARTS_OF[name]
+    module, x = Placed(read).to(dtype), torch.randn(N, 5, 3, dtype=dtype)
+    assert (derive(module, (x,)).computed is not None) == computed
+    assert_as_autograd(module, (x,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_places_of_a_longer_table_are_added_up_where_they_lie(dtype: torch.dtype) -> None:
+    class Added(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places, self.map = nn.Parameter(torch.randn(9, 3)), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.map(x + self.places[2 : 2 + x.shape[1]]) * self.places[0, :2]
+            return found
+
+    module, x = Added().to(dtype), torch.randn(N, 5, 3, dtype=dtype)
+    cut = derive(module, (x,))
+    assert cut.computed is None and cut.parts.fused is not None
     assert_as_autograd(module, (x,))

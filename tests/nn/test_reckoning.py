@@ -228,7 +228,6 @@ LEFT_TO_TORCH: dict[str, Function] = {
         f(x),
         torch.stack([k, m], 1).gather(1, k[:, None] % 2),
     ),
-    "of numbers": lambda f, x, k, m: (f(x), (x[:, 0] * 10).long()),
     "of fewer bits": lambda f, x, k, m: (f(x), k.int()),
     "times a number": lambda f, x, k, m: (f(x), torch.add(k, m, alpha=2)),
     "turned": lambda f, x, k, m: (f(x), torch.stack([k, m] * 2, 1).view(-1, 2, 2).mT + 1),

@@ -97,6 +97,9 @@ _LINES: dict[str, Make] = {
     "most, with a rest in part": _rule(lambda x: functional.max_pool1d(x, 3, 2, 1, ceil_mode=True)),
     "mean, with a rest": _rule(lambda x: functional.avg_pool1d(x, 4, ceil_mode=True)),
     "mean, with a rest in part": _rule(lambda x: functional.avg_pool1d(x, 3, 2, 1, ceil_mode=True)),
+    "mean, but of what begins behind": _rule(
+        lambda x: functional.avg_pool1d(x, 3, 4, 1, ceil_mode=True)
+    ),
     "mean, with a rest and less around": _rule(
         lambda x: functional.avg_pool1d(x, 4, 3, 2, ceil_mode=True, count_include_pad=False)
     ),

@@ -336,17 +336,6 @@ def _put_number(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor | No
     return x.masked_fill(mask > 0, value)
 
 
-def _put(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor | None:
-    """One of each row, by number."""
-    if _axis(x, dim) < 0 or index.shape != source.shape or index.shape[dim] != 1:
-        return None
-    if index.shape[0] != x.shape[0]:
-        return None
-    ones = torch.full(index.shape, 1, dtype=x.dtype, device=x.device)
-    mask = x.new_zeros(x.shape).scatter_add(dim, index, ones)
-    return torch.where(mask > 0, x.new_zeros(x.shape).scatter_add(dim, index, source), x)
-
-
 LAID: Final = {
     aten.slice.Tensor,
     aten.diagonal.default,
@@ -395,6 +384,5 @@ MOVED: Final[Mapping[Any, Callable[..., Any]]] = {
     aten.searchsorted.Tensor: _place_among,
     aten.isin.Tensor_Tensor: _is_among,
     aten.scatter.value: _put_number,
-    aten.scatter.src: _put,
 }
 """As ``SIMPLER``."""

@@ -84,7 +84,30 @@ def scatter(places: Places, x: fx.Node) -> None:
     alone = x.target is aten.scatter_add.default or some == 1  # else one of several goes there
     if x.kwargs or not alone or came.like.tail != like_of(index).tail or not came.like.rows:
         raise Refused
-    _scatter(places, x, zeros, came, _numbers(places, index, inner), (some, many, inner))
+    numbers, sizes = _numbers(places, index, inner), (some, many, inner)
+    if x.target is aten.scatter.src and zeros.target not in ZEROS:
+        _scatter_over(places, x, zeros, came, numbers, sizes)
+    else:
+        _scatter(places, x, zeros, came, numbers, sizes)
+
+
+def _scatter_over(
+    places: Places,
+    x: fx.Node,
+    before: fx.Node,
+    came: Value,
+    numbers: tuple[Value, int],
+    sizes: tuple[int, int, int],
+) -> None:
+    """In place of what there was."""
+    (which, piece), (some, many, inner), like = numbers, sizes, like_of(x)
+    had, put, mask = places.broadcast(places.value(before), like), *map(places.spare, [like] * 2)
+    ones = places.held_for(torch.ones(came.like.width, dtype=places.dtype))
+    for to, at in ((put, came.at), (mask, ones)):
+        read = at, which.at, At(at=piece)
+        places.add(Op.SCATTER, to, *read, number=some, many=many, inner=inner)
+    out = places.values[x] = places.out(x)
+    places.add(Op.WHERE, out, mask.at, put.at, had)
 
 
 def _named(whole: Like, index: Like, dim: int) -> tuple[int, int, int]:

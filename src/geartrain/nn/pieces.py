@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from geartrain.native.fused import Op
-from geartrain.nn.places import LARGEST, Like, Places, Refused, Value, like_of
+from geartrain.nn.places import LARGEST, RESHAPES, Like, Places, Refused, Value, like_of
 
 aten = torch.ops.aten
 
@@ -25,6 +25,49 @@ def axis_of(like: Like, dim: int) -> tuple[int, int, int]:
     if not like.rows or at < 0:
         raise Refused
     return at, like.tail[at], math.prod(like.tail[at + 1 :])
+
+
+def _of_weight(like: Like, dim: int, first: int) -> int:
+    """Where a part of what is no row begins: along its first axis, or behind axes of one entry."""
+    at = dim % len(like.tail)
+    if like.rows or math.prod(like.tail[:at]) != 1 or not 0 <= first <= like.tail[at]:
+        raise Refused
+    return first * math.prod(like.tail[at + 1 :])
+
+
+def _begins(x: fx.Node, like: Like) -> int:
+    """The same of a slice, an item, or what goes back to such."""
+    args: Any = x.args
+    back = x.target in _BACK
+    dim, first, *more = args[2:] if back else [*args[1:], *_ALL[len(args) :]]
+    if not like.tail or more[1:] not in ([], [1]):
+        raise Refused
+    first, many = first or 0, like.tail[dim % len(like.tail)]
+    return _of_weight(like, dim, min(first + many if first < 0 else first, many))
+
+
+def home_of_sum(places: Places, x: fx.Node) -> Value | None:
+    """Its own place, or that of what is nothing but a view of it, or what it is some of."""
+    home, view, first = places.homes.get(x), x, 0
+    while home is None and len(view.users) == 1:
+        (view,) = view.users
+        if view.target in _BACK and not like_of(view).rows:
+            first += _begins(view, like_of(view))
+        elif view.target not in RESHAPES:
+            return None
+        home = places.homes.get(view)
+    if home is None or view is x:
+        return home
+    return None if home.like.rows else Value(replace(home.at, at=home.at.at + first), like_of(x))
+
+
+def _put_back_there(places: Places, x: fx.Node) -> None:
+    """Part of a weight's gradient, which has been added up where it belongs."""
+    home, source = home_of_sum(places, x), places.raw(x.args[0])
+    begins = None if home is None else replace(home.at, at=home.at.at + _begins(x, like_of(x)))
+    if home is None or source.at != begins:
+        raise Refused
+    places.values[x] = home
 
 
 def _part(
@@ -73,7 +116,9 @@ def _slice(places: Places, x: fx.Node) -> Value:
     args: Any = x.args
     source, dim = places.held(args[0]), args[1] if len(args) > 1 else 0
     like = like_of(x)
-    if not source.like.rows or not like.rows or len(args) > 4:
+    if not source.like.rows:
+        return source.part(_begins(x, source.like), like.tail)
+    if not like.rows or len(args) > 4:
         raise Refused
     if dim == 0 and like.tail == source.like.tail:
         return source
@@ -87,6 +132,8 @@ def _slice(places: Places, x: fx.Node) -> Value:
 def _select(places: Places, x: fx.Node) -> Value:
     args: Any = x.args
     source, like = places.held(args[0]), like_of(x)
+    if not source.like.rows:
+        return source.part(_begins(x, source.like), like.tail)
     (at, many, _), index = axis_of(source.like, args[1]), args[2]
     tail = source.like.tail
     one = replace(like, tail=(*tail[:at], 1, *tail[at + 1 :]))
@@ -139,6 +186,9 @@ def _slice_back(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     _, _, dim, start, _, step = args
     like = like_of(x)
+    if not like.rows:
+        _put_back_there(places, x)
+        return
     at, many, _ = axis_of(like, dim)
     start += many if start < 0 else 0
     if step != 1 or start < 0:
@@ -151,7 +201,11 @@ def _slice_back(places: Places, x: fx.Node) -> None:
 def _select_back(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     _, _, dim, index = args
-    like, piece = like_of(x), places.value(args[0])
+    like = like_of(x)
+    if not like.rows:
+        _put_back_there(places, x)
+        return
+    piece = places.value(args[0])
     at, many, _ = axis_of(like, dim)
     index = index + many if index < 0 else index
     tail = (*like.tail[:at], 1, *like.tail[at + 1 :])
@@ -204,6 +258,9 @@ def _most_so_far(places: Places, x: fx.Node) -> None:
     places.values[x] = found
 
 
+_BACK: Final = {aten.slice_backward.default, aten.select_backward.default}
+_ALL: Final = (None, 0, None)
+"""What a slice says if it says nothing of the axis and of the first."""
 PARTS: Final[Mapping[Any, Callable[[Places, fx.Node], Value | list[Value | None]]]] = {
     aten.slice.Tensor: _slice,
     aten.select.int: _select,

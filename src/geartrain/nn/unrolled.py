@@ -58,14 +58,30 @@ class Layers:
         return _TAKING[function](parts, *args[1:])
 
     def notice(self, function: Any, args: Sequence[Any], how: Mapping[str, Any], x: Any) -> None:
-        """What a function has made."""
-        if function is torch.zeros and not how.get("requires_grad"):
+        """What a function has made, or written into."""
+        if args and _writes(function):
+            self._zeros.discard(id(args[0]))
+            self._parts.pop(id(args[0]), None)
+        elif function is torch.zeros and not how.get("requires_grad"):
             self._zeros.add(id(x))
             self._held.append(x)
         elif function in _BEFORE and [*args[1:], *how.values()] == [0]:
             self._know(x, [args[0]])
         elif function is torch.stack and [*args[1:], *how.values()] in ([], [0]):
             self._know(x, list(args[0]))
+
+
+def _writes(function: Any) -> bool:
+    """Whether it is one of those that write into their first argument, by its name."""
+    name = str(getattr(function, "__name__", ""))
+    plain = name.endswith("_") and not name.endswith("__")
+    return plain or name in _IN_PLACE
+
+
+_IN_PLACE: Final = {
+    "__setitem__",
+    *[f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "div", "pow")],
+}
 
 
 def _one(parts: Sequence[Tensor], which: Any) -> Tensor | None:

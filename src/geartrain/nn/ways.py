@@ -35,7 +35,7 @@ from geartrain.nn.named import (
     repeats_for_neighbours,
     row_numbers,
 )
-from geartrain.nn.pieces import PARTS, WHOLES, axis_of
+from geartrain.nn.pieces import PARTS, WHOLES, axis_of, home_of_sum
 from geartrain.nn.places import RESHAPES, Like, Places, Refused, Value, called, like_of
 from geartrain.nn.reckoning import CONSTANTS, reckon, reckons, repeated
 from geartrain.nn.taken import ADDED, TAKEN
@@ -137,7 +137,7 @@ def _sum(places: Places, x: fx.Node, *, mean: bool) -> None:
     dims = sorted(d % (len(tail) + 1) for d in (named or range(len(tail) + 1)))
     if not source.like.rows:
         raise Refused
-    home = _home_of_sum(places, x)
+    home = home_of_sum(places, x)
     if dims[0] == 0 and not mean and home is not None:
         _sum_of_rows(places, x, source, dims[1:], home)
         return
@@ -161,19 +161,6 @@ def _add_up(places: Places, out: Value, source: Value, axes: Sequence[int], *, m
     places.add(Op.REDUCE, to, source.at, number=number, many=many, inner=inner)
     if first:
         _add_up(places, out, to, axes[:first], mean=mean)
-
-
-def _home_of_sum(places: Places, x: fx.Node) -> Value | None:
-    """Its own place, or that of what is nothing but a view of it, or a view of that."""
-    home, view = places.homes.get(x), x
-    while home is None and len(view.users) == 1:
-        (view,) = view.users
-        if view.target not in RESHAPES:
-            return None
-        home = places.homes.get(view)
-    if home is None or view is x:
-        return home
-    return None if home.like.rows else Value(home.at, like_of(x))
 
 
 def _sum_of_rows(
