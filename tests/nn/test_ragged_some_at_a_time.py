@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from geartrain.native import pool
 from geartrain.native.fused import At, Op, Step
 from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
 from geartrain.nn.operands import Operands
@@ -177,3 +178,12 @@ def test_rows_of_a_later_update_wait_for_it() -> None:
     assert all(d is None for d in now)
     into.next_update()
     _assert_alike([into.take(p) for p in weights], wanted)
+
+
+def test_what_is_kept_of_many_rows_is_lent() -> None:
+    program, x = _program(Pass()), torch.ones(2 * pool.MUCH // 8 // H, H)
+    inside = _inside([len(x)])
+    before = pool.shared.nbytes()
+    ys, kept = program.forward(call_of_inside((x,), inside, dict.fromkeys(inside.edges, True)))
+    lent = pool.shared.nbytes() - before
+    assert lent >= kept.residuals.nbytes + ys[0].nbytes

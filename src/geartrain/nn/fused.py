@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from geartrain.errors import ProtocolError
+from geartrain.native import pool
 from geartrain.native.calls import RoutineForm
 from geartrain.native.fused import At, Op, Step, Steps, packed
 from geartrain.native.steady import firing
@@ -181,9 +182,9 @@ class Routine:
         met = [k for one, *_ in tables for k in (one.weight, one.table, *one.biases)]
         self._read = [*(k for k, _ in operands), *(k for k, *_ in weights), *met]
         self._like = torch.empty(0, dtype=dtype, device="cpu")
-        self._makers = [self._like.to(one.dtype or dtype).new_empty for one in made]
+        makers = [self._like.to(one.dtype or dtype).new_empty for one in made]
         self._sizes = [
-            (one.rows, one.slot, one.tail, new) for one, new in zip(made, self._makers, strict=True)
+            (one.rows, one.slot, one.tail, new) for one, new in zip(made, makers, strict=True)
         ]
         self._looks = slots, dtype, tuple(self._given), tuple(made), tuple(results)
         whats = [(one.slot, one.tail, one.rows, one.dtype or dtype) for one in made]
@@ -315,9 +316,9 @@ def run_together(
             copies.append(x)
         places.append((slot, x.data_ptr(), width * x.itemsize))
     made: list[Sequence[Tensor]] = []
-    for one, new in zip(first._made, first._makers, strict=True):
+    for one in first._made:
         if one.rows:
-            x = new((n, *one.tail))
+            x = pool.made((n, *one.tail), one.dtype or first._dtype)
             places.append((one.slot, x.data_ptr(), x.stride(0) * x.itemsize))
             made.append([x])
         else:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload
+from geartrain.native import pool
 from geartrain.native.fused import packed
 from geartrain.native.ragged import RowsToLearn
 from geartrain.native.steady import firing
@@ -187,7 +188,7 @@ class RaggedProgram:
         for kind, entries in self._widths:
             places.append(total)
             total += entries * sizes[kind]
-        kept = RaggedKept(call, ints, {}, self._like.new_empty(total), places)
+        kept = RaggedKept(call, ints, {}, pool.made((total,), cut.dtype), places)
         made = self._made(self._outputs, sizes)
         self._run(self._forward, kept, made, (), None)
         ours = iter(made)
@@ -273,8 +274,8 @@ class RaggedProgram:
     def _made(
         self, shapes: Sequence[tuple[int, int, tuple[int, ...]]], sizes: Sequence[int]
     ) -> list[Tensor]:
-        new = self._like.new_empty
-        return [new((sizes[kind] * times, *tail)) for kind, times, tail in shapes]
+        new, dtype = pool.made, self._cut.dtype
+        return [new((sizes[kind] * times, *tail), dtype) for kind, times, tail in shapes]
 
     def _shaped(
         self, t: Tensors, kept: RaggedKept, made: Sequence[Tensor], dys: Sequence[Tensor]
