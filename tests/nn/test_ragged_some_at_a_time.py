@@ -187,3 +187,11 @@ def test_what_is_kept_of_many_rows_is_lent() -> None:
     ys, kept = program.forward(call_of_inside((x,), inside, dict.fromkeys(inside.edges, True)))
     lent = pool.shared.nbytes() - before
     assert lent >= kept.residuals.nbytes + ys[0].nbytes
+
+
+def test_edges_of_which_nobody_says_where_they_lead_are_done_all_the_same() -> None:
+    memory = [torch.arange(7.0)[:, None], torch.zeros(7, 1), torch.tensor([0, 200, 400])]
+    steps = [RaggedStep(Way.PLAIN, Step(Op.COPY, 1, (At(1, 0, 1), At(0, 0, 1))), EDGES)]
+    ragged = RaggedSteps(steps, [0] * 3, [0] * 3, torch.float64, 2)
+    ragged.run([2, 400, 7, 0], [x.data_ptr() for x in memory])
+    assert torch.equal(memory[1], memory[0])

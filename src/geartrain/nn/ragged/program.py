@@ -20,7 +20,7 @@ from geartrain.native.steady import firing
 from geartrain.nn.operands import Operands
 from geartrain.nn.ragged.cut import RaggedCut, RaggedTerm, Tensors
 from geartrain.nn.ragged.routine import RaggedRoutine
-from geartrain.nn.ragged.values import Buffer
+from geartrain.nn.ragged.values import HELD, Buffer
 from geartrain.nodes.gradient import GradientSum
 
 MOST_LATER: Final = 128
@@ -163,7 +163,8 @@ class RaggedProgram:
         self._residuals = residuals = {b: k for k, b in enumerate(cut.residuals)}
         self._later = [t for t in cut.terms if t.how != "rows"]
         self._at_once = [t for t in cut.terms if t.how == "rows"]
-        self._in_c = all(len(x.tail) == 1 for t in self._later for x in t.tensors)
+        of_later = [x for t in self._later for x in t.tensors]
+        self._in_c = all(len(x.tail) == 1 and x.buffer.kind != HELD for x in of_later)
         of_terms = [t.buffer for term in cut.terms for t in term.tensors]
         self._multiplied = {b.number for b in of_terms if b.role == "given"}
         self._widths = [(b.kind, b.entries) for b in cut.residuals]
