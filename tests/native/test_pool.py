@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from geartrain.native.heap import LATER_S, SOON_S, Heap
-from geartrain.native.pool import LEAST, MemoryPool
+from geartrain.native.pool import LEAST, MUCH, MemoryPool, made, shared
 
 ROWS = LEAST // 256
 """Of 64 float32 each, so that a tensor is lent."""
@@ -67,6 +67,14 @@ def test_few_bytes_are_malloc_s() -> None:
     pool = MemoryPool()
     x = pool.empty((2, 64), torch.float32)
     assert x.shape == (2, 64) and pool.nbytes() == 0
+
+
+def test_of_what_calls_make_large_tensors_are_lent() -> None:
+    before = shared.nbytes()
+    few = made((MUCH // 256 - 1, 64), torch.float32)
+    assert few.shape == (MUCH // 256 - 1, 64) and shared.nbytes() == before
+    many = made((MUCH // 512, 64), torch.float64)
+    assert many.dtype is torch.float64 and shared.nbytes() == before + many.nbytes
 
 
 def test_pages_that_none_has_reached_of_late_go_back_and_those_below_stay() -> None:

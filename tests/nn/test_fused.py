@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import ProtocolError
-from geartrain.native import library
+from geartrain.native import library, pool
 from geartrain.native.fused import AT_A_TIME, At, Op, Reckoning, Step, Steps
 from geartrain.native.fused import packed as pack
 from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
@@ -373,3 +373,19 @@ def test_nor_do_programs_over_rows_of_several_kinds(ends: int) -> None:
     object.__setattr__(step, "many", 0)
     with pytest.raises(ProtocolError, match="takes no entries at a time"):
         run()
+
+
+def test_of_programs_beside_one_another_large_results_are_lent() -> None:
+    torch.manual_seed(0)
+    modules = [nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(2)]
+    one, other = (Program(derive(m, (torch.randn(5, 64),)), Operands(m)) for m in modules)
+    beside = one.beside([other])
+    assert beside is not None
+    n = pool.MUCH // 512
+    with torch.no_grad(), steady():
+        for rows, lends in ((n // 8, False), (n, True)):
+            before, x = pool.shared.nbytes(), torch.randn(2 * rows, 64)
+            (y,), kept = beside.forward((x,), [rows, rows])
+            assert (pool.shared.nbytes() > before) is lends
+            torch.testing.assert_close(y[rows:], modules[1](x[rows:]))
+            del y, kept

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from geartrain.native import pool
 from geartrain.native.fused import At, Op, Step
 from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
 from geartrain.nn.operands import Operands
@@ -56,6 +57,7 @@ def test_gradients_are_those_of_torch(lengths: list[int]) -> None:
     torch.manual_seed(0)
     module, inside = Pass(), _inside(lengths)
     program, x = _program(module), torch.randn(sum(lengths), H)
+    assert all(plan.ends >= 0 and not plan.routine.steps.apart for plan in program.plans)
 
     def run(into: GradientSum) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
         names = dict.fromkeys(inside.edges, True)
@@ -177,3 +179,20 @@ def test_rows_of_a_later_update_wait_for_it() -> None:
     assert all(d is None for d in now)
     into.next_update()
     _assert_alike([into.take(p) for p in weights], wanted)
+
+
+def test_what_is_kept_of_many_rows_is_lent() -> None:
+    program, x = _program(Pass()), torch.ones(2 * pool.MUCH // 8 // H, H)
+    inside = _inside([len(x)])
+    before = pool.shared.nbytes()
+    ys, kept = program.forward(call_of_inside((x,), inside, dict.fromkeys(inside.edges, True)))
+    lent = pool.shared.nbytes() - before
+    assert lent >= kept.residuals.nbytes + ys[0].nbytes
+
+
+def test_edges_of_which_nobody_says_where_they_lead_are_done_all_the_same() -> None:
+    memory = [torch.arange(7.0)[:, None], torch.zeros(7, 1), torch.tensor([0, 200, 400])]
+    steps = [RaggedStep(Way.PLAIN, Step(Op.COPY, 1, (At(1, 0, 1), At(0, 0, 1))), EDGES)]
+    ragged = RaggedSteps(steps, [0] * 3, [0] * 3, torch.float64, 2)
+    ragged.run([2, 400, 7, 0], [x.data_ptr() for x in memory])
+    assert torch.equal(memory[1], memory[0])

@@ -27,6 +27,10 @@ from geartrain.native.ranges import Ranges
 LEAST: Final = 1 << 16
 """Bytes of a tensor from which on it is lent; fewer are malloc's."""
 
+MUCH: Final = 1 << 19
+"""Bytes of a tensor of some call from which on it is lent: malloc gives back to the system what is
+on top as soon as it is much, and its pages are written with zeros when they are wanted again."""
+
 _LINE: Final = 64
 """Bytes that are lent together: each tensor begins with a line."""
 
@@ -169,6 +173,16 @@ class MemoryPool:
 
 shared: Final = MemoryPool()
 """That of the process."""
+
+
+def made(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A contiguous tensor on the host that a call makes, whose numbers have no meaning: lent if it
+    is large. A small one takes longer to lend than to make."""
+    nbytes = dtype.itemsize
+    for n in shape:
+        nbytes *= n
+    return shared.empty(shape, dtype) if nbytes >= MUCH else torch.empty(shape, dtype=dtype)
+
 
 _uses: Final = getattr(torch._C, "_storage_Use_Count", None)  # torch does not document it
 

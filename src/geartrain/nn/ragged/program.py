@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload
+from geartrain.native import pool
 from geartrain.native.fused import packed
 from geartrain.native.ragged import RowsToLearn
 from geartrain.native.steady import firing
 from geartrain.nn.operands import Operands
 from geartrain.nn.ragged.cut import RaggedCut, RaggedTerm, Tensors
 from geartrain.nn.ragged.routine import RaggedRoutine
-from geartrain.nn.ragged.values import Buffer
+from geartrain.nn.ragged.values import HELD, Buffer
 from geartrain.nodes.gradient import GradientSum
 
 MOST_LATER: Final = 128
@@ -162,7 +163,8 @@ class RaggedProgram:
         self._residuals = residuals = {b: k for k, b in enumerate(cut.residuals)}
         self._later = [t for t in cut.terms if t.how != "rows"]
         self._at_once = [t for t in cut.terms if t.how == "rows"]
-        self._in_c = all(len(x.tail) == 1 for t in self._later for x in t.tensors)
+        of_later = [x for t in self._later for x in t.tensors]
+        self._in_c = all(len(x.tail) == 1 and x.buffer.kind != HELD for x in of_later)
         of_terms = [t.buffer for term in cut.terms for t in term.tensors]
         self._multiplied = {b.number for b in of_terms if b.role == "given"}
         self._widths = [(b.kind, b.entries) for b in cut.residuals]
@@ -187,7 +189,7 @@ class RaggedProgram:
         for kind, entries in self._widths:
             places.append(total)
             total += entries * sizes[kind]
-        kept = RaggedKept(call, ints, {}, self._like.new_empty(total), places)
+        kept = RaggedKept(call, ints, {}, pool.made((total,), cut.dtype), places)
         made = self._made(self._outputs, sizes)
         self._run(self._forward, kept, made, (), None)
         ours = iter(made)
@@ -273,8 +275,8 @@ class RaggedProgram:
     def _made(
         self, shapes: Sequence[tuple[int, int, tuple[int, ...]]], sizes: Sequence[int]
     ) -> list[Tensor]:
-        new = self._like.new_empty
-        return [new((sizes[kind] * times, *tail)) for kind, times, tail in shapes]
+        new, dtype = pool.made, self._cut.dtype
+        return [new((sizes[kind] * times, *tail), dtype) for kind, times, tail in shapes]
 
     def _shaped(
         self, t: Tensors, kept: RaggedKept, made: Sequence[Tensor], dys: Sequence[Tensor]
