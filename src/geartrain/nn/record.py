@@ -29,6 +29,19 @@ from geartrain.nn.windows import WINDOWS
 _LIFTED: Final = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
 
 
+_MOST: Final = (torch.ops.aten.max.default, torch.ops.aten.amax.default)
+_PASSING: Final = (
+    torch.ops.aten.clone.default,
+    torch.ops.aten.alias.default,
+    torch.ops.aten.detach.default,
+    torch.ops.aten._to_copy.default,
+)
+
+
+class LooksAtValues(GraphError):
+    """A function asks a tensor for its values, so that other values may take another way."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Trace:
@@ -56,6 +69,7 @@ def record(
     *,
     composed: bool = False,
     windows: bool = True,
+    lengths: int | None = None,
 ) -> Trace:
     """Run a function and note what it calls; in-place operators are to be made functional before.
 
@@ -64,13 +78,15 @@ def record(
         arguments: What it is given.
         composed: Whether all is to be made of simpler operators that may be, however much it is.
         windows: Whether else what makes windows of rows is, where there are kernels in C.
+        lengths: Which of them says how long bundles are that are all alike: the longest of them
+            may be asked for, as it is the length of an axis.
 
     Raises:
-        GraphError: It asks a tensor for its values, so that other values may take another way.
+        LooksAtValues: It asks a tensor for its values.
     """
-    recorder = _Recorder()
+    recorder = _Recorder(lengths)
     for k, x in enumerate(arguments):
-        recorder.note(x, recorder.graph.placeholder(f"given_{k}"))
+        recorder.give(x, recorder.graph.placeholder(f"given_{k}"))
     by_c = windows and library.current() is not None
     told = COMPOSED if composed else WITHIN_ROWS | WINDOWS if by_c else WITHIN_ROWS
     functions = _WithoutLooking(told)
@@ -112,24 +128,35 @@ class _WithoutLooking(TorchFunctionMode):
             if found is not None:
                 self.windows = self.windows or function in WINDOWS
                 return found
-        return function(*args, **(kwargs or {}))
+        try:
+            return function(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            if function is Tensor.tolist:
+                raise LooksAtValues("its way depends on values: it calls tolist") from error
+            raise
 
 
 @final
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
+    def __init__(self, lengths: int | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._lengths = lengths
         self.graph = fx.Graph()
         self.shapes: dict[fx.Node, tuple[int, ...]] = {}
         self.constants: dict[str, Tensor] = {}
         self.alien = False
         self._nodes: dict[int, fx.Node] = {}
+        self._given: list[fx.Node] = []
         self._held: list[Tensor] = []  # or another tensor could come by an id
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """torch would import its compiler, a second or two, to keep it from tracing this mode."""
         return False
+
+    def give(self, x: Tensor, node: fx.Node) -> None:
+        self._given.append(node)
+        self.note(x, node)
 
     def note(self, x: Tensor, node: fx.Node) -> None:
         self._nodes[id(x)] = node
@@ -173,8 +200,21 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(x, Tensor):
                     self.note(x, self.graph.call_function(operator.getitem, (node, k)))
         elif isinstance(result, (bool, int, float, complex)) and self._may_change(node_args):
-            raise GraphError(f"its way depends on values: it calls {function}")
+            if not self._is_longest(node_args):
+                raise LooksAtValues(f"its way depends on values: it calls {function}")
         return result
+
+    def _is_longest(self, args: Any) -> bool:
+        """Whether an operator got the length of the longest bundle, and they are all alike."""
+        if self._lengths is None:
+            return False
+        seen, asked = args[0], False
+        while isinstance(seen, fx.Node) and seen.op == "call_function":
+            asked = asked or seen.target in _MOST
+            if seen.target not in _MOST and seen.target not in _PASSING:
+                return False
+            seen = seen.args[0]
+        return asked and seen is self._given[self._lengths]
 
     def _may_change(self, args: Any) -> bool:
         """Whether what an operator got depends on the arguments of the function, or on chance."""

@@ -160,8 +160,10 @@ def trace(
     *,
     composed: bool = False,
     windows: bool = True,
+    lengths: int | None = None,
 ) -> Trace:
-    """A function and its gradient; ``composed`` and ``windows`` as of ``record``."""
+    """A function and its gradient; ``composed`` and ``windows`` as of ``record``; ``lengths`` too,
+    among the inputs."""
     floats = [x.is_floating_point() for x in inputs]
 
     def joint(*flat: Tensor) -> list[Tensor]:
@@ -188,7 +190,8 @@ def trace(
 
     given = [*operands, *inputs, *tangents]
     whole = torch.func.functionalize(joint)
-    return record(whole, given, composed=composed, windows=windows)
+    at = None if lengths is None else len(operands) + lengths
+    return record(whole, given, composed=composed, windows=windows, lengths=at)
 
 
 def _merged(all_: Sequence[Tensor], which: Sequence[bool], own: Iterable[Tensor]) -> list[Tensor]:

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import fx
@@ -15,6 +15,7 @@ from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
 from geartrain.nn.counted import needed_by
 from geartrain.nn.places import Refused, called
+from geartrain.nn.ragged.padding import Padding
 from geartrain.nn.ragged.values import (
     BUNDLES,
     HELD,
@@ -35,6 +36,29 @@ from geartrain.nn.ragged.values import (
 from geartrain.nn.record import Trace, draws
 
 Known: TypeAlias = RaggedValue | Constant | HeldValue | CountedRows | MostOf | list[Any] | None
+
+
+aten = torch.ops.aten
+
+SAME: Final = frozenset(
+    {
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.reshape.default,
+        aten.unsqueeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.squeeze.default,
+        aten.clone.default,
+        aten.alias.default,
+        aten.detach.default,
+        aten.lift_fresh_copy.default,
+        aten.lift_fresh.default,
+        aten._to_copy.default,
+        aten.expand.default,
+    }
+)
+"""The same numbers, in the same order; or some of them again and again."""
 
 
 class AbstractLowering(ABC):
@@ -69,8 +93,7 @@ class AbstractLowering(ABC):
         small, large = traces
         self._counts, self.dtype = counts, dtype
         self.shapes, self._constants = small.shapes, small.constants
-        self.nodes = list(small.graph.nodes)
-        others = list(large.graph.nodes)
+        self.nodes, others = _read_nodes(small), _read_nodes(large)
         if [(x.op, x.target) for x in self.nodes if x.op == "call_function"] != [
             (x.op, x.target) for x in others if x.op == "call_function"
         ]:
@@ -85,8 +108,12 @@ class AbstractLowering(ABC):
         self.tangents = places[operands + len(given) :]
         self.segment = None if segment is None else self.inputs[segment]
         self.lengths = None if segment is None else self.inputs[segment - 1]
+        self.padding = self._padding()
+        """What is known of what it pads by itself; None: it does not."""
         self.counting: dict[fx.Node, fx.Node] = {}
-        """Nodes that count the rows of an input."""
+        """Nodes that count the rows of an input, or say how many members each bundle has."""
+        self.placing: set[fx.Node] = set()
+        """Those of them that number the members of each bundle."""
         self.forward, self.back = WayOfSteps(), WayOfSteps()
         self.ends = Buffer(BUNDLES, 1, role="ends")
         self.cells = Buffer(MEMBERS, 1, role="cells")
@@ -107,14 +134,19 @@ class AbstractLowering(ABC):
         for k, x in enumerate(self.tangents):
             at = Buffer(0, 0, True, "given", len(given) + k)
             self.values[x] = self._whole(x, at)
-        read = needed_by(self.nodes[-1].all_input_nodes)
         for x in self.nodes:
             own = {self.tangents.index(x)} if x in self.tangents else set()
             self.of[x] = frozenset(own.union(*(self.of[s] for s in x.all_input_nodes)))
             if x.op == "get_attr":
                 self.values[x] = self._constant(x)
-            elif x.op == "call_function" and x in read:
+            elif x.op == "call_function":
                 self._convert(x)
+
+    def _padding(self) -> Padding | None:
+        padded, (rows, members, *_) = self._counts.padded, self._counts.sizes
+        if padded is None or self.lengths is None or self.segment is None:
+            return None
+        return Padding(self.lengths, self.segment, self.twin, (rows, padded, members))
 
     def _convert(self, x: fx.Node) -> None:
         try:
@@ -163,15 +195,20 @@ class AbstractLowering(ABC):
 
     def ints_of(self, x: fx.Node) -> tuple[fx.Node, Axes] | None:
         """What integers are made of, without views, and its axes; None: they are no row numbers."""
-        found = self.values.get(x)
-        return (found.node, self.like(found.node)) if isinstance(found, CountedRows) else None
+        found, source = self.values.get(x), x
+        if isinstance(found, CountedRows):
+            return found.node, self.like(found.node)
+        while source.target in SAME and isinstance(source.args[0], fx.Node):
+            source = source.args[0]
+        return (source, self.like(source)) if source in self.placing else None
 
     def ints(self, node: fx.Node) -> Buffer:
         """Row numbers, for an index."""
         found = self._ints.get(node)
         if found is None:
             like = self.like(node)
-            if node.meta.get("dtype") is not torch.int64 or like.tail or like.kind == NO_ROWS:
+            plain = node.meta.get("dtype") is torch.int64 and not like.tail
+            if like.kind == NO_ROWS or not (plain or node in self.placing):
                 raise Refused("row numbers of several axes")
             found = self._ints[node] = Buffer(like.kind, like.times, role="ints", node=node)
         return found
@@ -324,6 +361,12 @@ class AbstractLowering(ABC):
             drafts.spread[value] = found = replace(found, tail=value.tail, one=value.one)
         return found
 
+    def number_members(self, x: fx.Node) -> None:
+        """A node stands for the numbers of members in their bundles, if lengths are known."""
+        if self.lengths is not None:
+            self.counting[x] = self.lengths
+            self.placing.add(x)
+
     def place(self, *, late: bool) -> RaggedValue:
         """The number of each member in its bundle."""
         drafts = self.drafts(late=late)
@@ -332,13 +375,20 @@ class AbstractLowering(ABC):
             self.step(Way.PLACE, drafts.place, kind=BUNDLES, late=late, inside=True, width=1)
         return drafts.place
 
-    def _alone(self, x: fx.Node, value: RaggedValue, like: Axes) -> RaggedValue:
+    def _alone(self, x: fx.Node, value: RaggedValue, like: Axes, *, late: bool) -> RaggedValue:
         """What all bundles have in common along the axis of members, where they have that."""
         mine, rank = self.like(x), like.lead + len(like.tail) - like.merged
         at = rank - len(self.shapes[x]) + mine.at
         if (like.kind, like.lead) != (MEMBERS, PADDED) or at != like.members:
             raise Refused("axes that do not fit")
-        return replace(value, tail=like.tail, one=like.width > 1)
+        if value.width == 1:
+            return replace(value, tail=like.tail, one=like.width > 1)
+        tail = (1,) * (len(like.tail) - len(value.tail)) + value.tail
+        while len(tail) > len(like.tail) and tail[0] == 1:
+            tail = tail[1:]
+        if tail == like.tail:
+            return replace(value, tail=tail)
+        return self._widened(value, tail, replace(like, at=0), late=late)
 
     def fit(self, x: Any, like: Axes, *, late: bool) -> RaggedValue:
         """A node as it is read for a result with these axes."""
@@ -353,7 +403,7 @@ class AbstractLowering(ABC):
             value = self._met(value, mine, like, late=late)
             tail = value.tail
         elif mine.alone and not like.alone:
-            return self._alone(x, value, like)
+            return self._alone(x, value, like, late=late)
         elif mine.place != like.place:
             raise Refused("axes that do not fit")
         if tail == like.tail:
@@ -435,6 +485,13 @@ class AbstractLowering(ABC):
         Raises:
             Refused: It has none.
         """
+
+
+def _read_nodes(trace: Trace) -> list[fx.Node]:
+    """What is given, results, and what they are made of."""
+    *every, output = trace.graph.nodes
+    read = needed_by(output.all_input_nodes)
+    return [*(x for x in every if x.op == "placeholder" or x in read), output]
 
 
 def _behind_rows(tail: tuple[int, ...], like: Axes) -> tuple[int, ...]:

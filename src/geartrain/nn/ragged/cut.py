@@ -20,7 +20,7 @@ from geartrain.nn.counted import needed_by
 from geartrain.nn.emit import emit
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.drafts import needed, together
-from geartrain.nn.ragged.integers import above, are_of_each, numbers_of_rows
+from geartrain.nn.ragged.integers import above, are_of_each, counts
 from geartrain.nn.ragged.lower import Lowering
 from geartrain.nn.ragged.over import sums_rows
 from geartrain.nn.ragged.routine import RaggedRoutine
@@ -318,6 +318,10 @@ class Cutter:
             return args[3], args[2], -1
         if d.target is aten.index_put.default and len(args[1]) == 1:
             return args[2], args[1][0], -1
+        if d.target is aten.slice_backward.default and self._low.like(args[0]).alone:
+            found = [x for x in self._low.placing if x.target is aten.slice.Tensor]
+            if found and args[2:4] == (0, 0):
+                return args[0], found[0], -1
         return None
 
     def _of_table(
@@ -380,11 +384,11 @@ class Cutter:
         graph, made = fx.Graph(), {}
         for x in self._low.inputs:
             made[x] = graph.placeholder(x.name)
-        needed = needed_by(found, made)
+        needed = needed_by(found, {*made, *self._low.operands})
         counting = self._low.counting
         for x in self._low.nodes:
             if x in needed and x in counting:
-                made[x] = graph.call_function(numbers_of_rows, (made[counting[x]],))
+                made[x] = graph.call_function(counts(self._low, x), (made[counting[x]],))
             elif x in needed:
                 made[x] = graph.node_copy(x, made.__getitem__)
         graph.output(tuple(made[x] for x in found))

@@ -8,6 +8,7 @@ module ─► copy that shares its tensors ─► trace at two sizes ─► step
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, final
 
 import numpy as np
@@ -23,9 +24,12 @@ from geartrain.nn.operands import Operands
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
 from geartrain.nn.ragged.cut import Cutter, RaggedCut
+from geartrain.nn.ragged.lengths import segment_of
 from geartrain.nn.ragged.lower import Lowering
 from geartrain.nn.ragged.program import RaggedCall, RaggedProgram
+from geartrain.nn.ragged.unpacked import Unpacked
 from geartrain.nn.ragged.values import TraceCounts
+from geartrain.nn.record import LooksAtValues
 from geartrain.nn.split import trace
 from geartrain.nn.structure import Structure
 from geartrain.nodes.call import arguments, as_payload
@@ -39,6 +43,9 @@ _LENGTHS: Final = (2, 1, 4), (3, 2, 1, 2, 5)
 _EDGES: Final = 11, 19
 _ROWS: Final = 3, 5
 _PADDED: Final = 4, 7
+_EVEN: Final = tuple([(many,) * n for n, many in zip(_ROWS, _PADDED, strict=True)])
+_LONG: Final = 2, 600, 3
+"""Bundles of which some are long: code may take so many members at most, or another way."""
 
 
 @final
@@ -72,17 +79,30 @@ def derive_inside(
     Raises:
         GraphError: Why there are none.
     """
-    sizes = [(len(a), b) for a, b in zip(_LENGTHS, (7, 13), strict=True)]
-    samples = []
-    for (n, members), lengths, e in zip(sizes, _LENGTHS, _EDGES, strict=True):
-        at = torch.tensor(lengths)
-        segment = torch.arange(n).repeat_interleave(at)
-        columns = sample([*edges.values()], e)
-        for k, name in enumerate(edges):
-            if name in ("source", "target"):
-                columns[k] = torch.arange(e) * (3 if name == "source" else 5) % members
-        samples.append([*sample(inputs, members), at, segment, *columns])
-    counts = TraceCounts(((3, 5), (7, 13), _EDGES, _NEVER), None)
+    try:
+        return _derived_inside(function, inputs, edges, pools=pools, even=False)
+    except LooksAtValues:  # how long the longest is, perhaps
+        pass
+    try:
+        return _derived_inside(function, inputs, edges, pools=pools, even=True)
+    except LooksAtValues as error:
+        raise LooksAtValues(f"{error}, and of lengths only the longest may be asked for") from error
+
+
+def _derived_inside(
+    function: Callable[..., Any],
+    inputs: Payload,
+    edges: Mapping[str, Tensor],
+    *,
+    pools: bool,
+    even: bool,
+) -> RaggedCut:
+    """The same, of bundles that are traced as they are; or all of one length, so that what is
+    padded has nothing behind the ends."""
+    every = _EVEN if even else _LENGTHS
+    rows, sizes = _sizes(every)
+    samples = [_inside_of(inputs, edges, *each) for each in zip(every, _EDGES, strict=True)]
+    counts = TraceCounts((rows, sizes, _EDGES, _NEVER), _PADDED if even else None)
     names, m = list(edges), len(inputs)
 
     def called(own: Callable[..., Any], xs: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -92,12 +112,31 @@ def derive_inside(
     roles = ["given" if x.is_floating_point() else "ints" for x in samples[0]]
     work = _RaggedDerivation(function, called, samples, counts, roles, m + 1)
 
-    def trial(program: RaggedProgram) -> tuple[RaggedCall, Sequence[Tensor]]:
-        xs = samples[1]
+    def trial(lengths: Sequence[int]) -> tuple[RaggedCall, Sequence[Tensor]]:
+        xs = _inside_of(inputs, edges, lengths, _EDGES[1])
         inside = Inside(xs[m], xs[m + 1], dict(zip(names, xs[m + 2 :], strict=True)))
         return call_of_inside(tuple(xs[:m]), inside, dict.fromkeys(names, True)), xs
 
-    return work.cut(trial, rows=0 if pools else 1)
+    tried = (_LENGTHS[1], _LONG)
+    return work.cut([partial(trial, each) for each in tried], rows=0 if pools else 1)
+
+
+def _sizes(every: Sequence[Sequence[int]]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """How many bundles there are at two sizes, and how many members."""
+    small, large = every
+    return (len(small), len(large)), (sum(small), sum(large))
+
+
+def _inside_of(
+    inputs: Payload, edges: Mapping[str, Tensor], lengths: Sequence[int], many: int
+) -> list[Tensor]:
+    """Inputs of a module that looks inside bundles of these lengths, with so many edges."""
+    at, members = torch.tensor(lengths), sum(lengths)
+    columns = sample([*edges.values()], many)
+    for k, name in enumerate(edges):
+        if name in ("source", "target"):
+            columns[k] = torch.arange(many) * (3 if name == "source" else 5) % members
+    return [*sample(inputs, members), at, segment_of(at), *columns]
 
 
 def derive_memory(
@@ -130,23 +169,24 @@ def derive_memory(
     roles[at + len(held)] = "mask"
     work = _RaggedDerivation(function, arguments, samples, counts, roles, None)
 
-    def trial(program: RaggedProgram) -> tuple[RaggedCall, Sequence[Tensor]]:
-        lengths = np.array([3, 2, 5, 2])
-        starts = np.array([4, 2, 8, 2])
-        cells = sample(held, 13)
-        rows = sample(inputs, 4)
+    def trial(lengths: NDArray[Any], starts: NDArray[Any]) -> tuple[RaggedCall, Sequence[Tensor]]:
+        n, most = lengths.size, int(lengths.max())
+        cells = sample(held, int((starts + lengths).max()))
+        rows = sample(inputs, n)
         rows[at:] = _within(rows[at:], 2)
-        mask = torch.arange(5) < torch.from_numpy(lengths)[:, None]
+        mask = torch.arange(most) < torch.from_numpy(lengths)[:, None]
         memory = []
         for x in cells:
-            padded = x.new_zeros((4, 5, *x.shape[1:]))
-            for k, (a, n) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
-                padded[k, :n] = x[a : a + n]
+            padded = x.new_zeros((n, most, *x.shape[1:]))
+            for k, (a, m) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+                padded[k, :m] = x[a : a + m]
             memory.append(padded)
         call = call_of_memory(tuple(rows), columns, tuple(cells), starts, lengths)
         return call, [*rows[:at], *memory, mask, *rows[at:]]
 
-    return work.cut(trial, rows=0)
+    places = ([3, 2, 5, 2], [4, 2, 8, 2]), (_LONG, [9, 3, 0])
+    trials = [partial(trial, np.array(a), np.array(b)) for a, b in places]
+    return work.cut(trials, rows=0)
 
 
 def _within(columns: Sequence[Tensor], most: int) -> list[Tensor]:
@@ -182,18 +222,26 @@ class _RaggedDerivation:
         self._own, self._called = own_copy(function, self._operands), called
         self._samples, self._counts = samples, counts
         self._roles, self._segment = roles, segment
+        even = segment is not None and counts.padded is not None
+        self._lengths = segment - 1 if segment is not None and even else None
 
     def cut(
         self,
-        trial: Callable[[RaggedProgram], tuple[RaggedCall, Sequence[Tensor]]],
+        trials: Sequence[Callable[[], tuple[RaggedCall, Sequence[Tensor]]]],
         *,
         rows: int,
     ) -> RaggedCut:
-        """Trace, cut and try; the outputs are rows of that kind."""
+        """Trace, cut and try; the outputs are rows of that kind.
+
+        The first trial must be one that the module takes.
+        """
         with torch.random.fork_rng([]):
             try:
                 cut = self._cut(rows)
-                self._try(RaggedProgram(cut, self._operands), trial)
+                for trial in trials:
+                    call, given = trial()
+                    if trial is trials[0] or self._takes(given):
+                        self._try(RaggedProgram(cut, self._operands), call, given)
             except GraphError:
                 raise
             except Refused as error:
@@ -216,12 +264,13 @@ class _RaggedDerivation:
             raise GraphError("it computes with other than one kind of floating-point numbers")
         small, large = (
             trace(
-                self._call,
+                self._traced,
                 operands,
                 learned,
                 xs,
                 [torch.ones_like(y[j]) for j in tangents],
                 composed=True,
+                lengths=self._lengths,
             )
             for xs, y in zip(self._samples, outputs, strict=True)
         )
@@ -246,6 +295,13 @@ class _RaggedDerivation:
             raise GraphError("an output has not one row for each")
         return cut
 
+    def _traced(self, operands: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The module, where what is padded has nothing behind the ends."""
+        if self._lengths is None:
+            return self._call(operands, inputs)
+        with Unpacked(inputs[self._lengths], inputs[self._lengths + 1]):
+            return self._call(operands, inputs)
+
     def _call(self, operands: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         args = self._called(self._own, inputs)
         if not isinstance(self._own, nn.Module):
@@ -253,15 +309,23 @@ class _RaggedDerivation:
         named = dict(zip(self._operands.names, operands, strict=True))
         return as_payload(torch.func.functional_call(self._own, named, args))
 
+    def _takes(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether the module takes bundles of any length."""
+        try:
+            self._call(self._operands.tensors(), [x.clone() for x in inputs])
+        except (IndexError, RuntimeError, ValueError):  # a table of places may end
+            return False
+        return True
+
     def _try(
         self,
         program: RaggedProgram,
-        trial: Callable[[RaggedProgram], tuple[RaggedCall, Sequence[Tensor]]],
+        call: RaggedCall,
+        inputs: Sequence[Tensor],
     ) -> None:
         """Raises:
         GraphError: It is not what autograd says.
         """
-        call, inputs = trial(program)
         tensors = self._operands.tensors()
         learning = [x for x in tensors if isinstance(x, nn.Parameter)]
         into = GradientSum(learning)

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -14,16 +14,11 @@ from torch import Tensor, fx
 
 from geartrain.nn.counted import needed_by
 from geartrain.nn.ragged.base import AbstractLowering
+from geartrain.nn.ragged.lengths import TRIED, numbers_of_rows, places_of, segment_of
 
 aten = torch.ops.aten
 
 COUNTS: Final = frozenset({aten.arange.default, aten.arange.start, aten.arange.start_step})
-_TRIED: Final[Sequence[Sequence[int]]] = (
-    (2, 1, 4),
-    (1,),
-    (3, 2, 1, 2, 5),
-    tuple([1 + k * 7 % 40 for k in range(50)]),
-)
 
 
 def counts_rows(x: fx.Node, shape: Sequence[int]) -> bool:
@@ -33,25 +28,20 @@ def counts_rows(x: fx.Node, shape: Sequence[int]) -> bool:
     return (begin, end) == (0, shape[0]) and (*args, 1)[2:3] in ((), (1,))
 
 
-def numbers_of_rows(x: Tensor) -> Tensor:
-    """0, 1, ..., one for each row."""
-    return torch.arange(x.shape[0])
-
-
-def segment_of(lengths: Tensor) -> Tensor:
-    """The bundle of each member."""
-    return numbers_of_rows(lengths).repeat_interleave(lengths)
+def counts(low: AbstractLowering, x: fx.Node) -> Callable[[Tensor], Tensor]:
+    """What computes integers that count rows, of what they count."""
+    return places_of if x in low.placing else numbers_of_rows
 
 
 def above(low: AbstractLowering, nodes: Sequence[fx.Node]) -> set[fx.Node]:
     """Nodes, and all that they are made of."""
-    return needed_by(nodes, also=low.counting)
+    return needed_by(nodes, low.operands, low.counting)
 
 
 def end_of_bundles(low: AbstractLowering, node: fx.Node) -> int | None:
     """0: integers name the first member of each bundle; -1: its last; None: neither."""
     for end in (0, -1):
-        if all(_is_end(_computed(low, node, lengths), lengths, end) for lengths in _TRIED):
+        if all(_is_end(_computed(low, node, lengths), lengths, end) for lengths in TRIED):
             return end
     return None
 
@@ -66,8 +56,8 @@ def are_of_each(low: AbstractLowering, node: fx.Node) -> bool:
     """Whether integers of a bundle are the same in whatever company it comes."""
     if not above(low, [node]) & {low.segment, *low.counting}:
         return True
-    for k, lengths in enumerate(_TRIED):
-        other = _TRIED[k - 1]
+    for k, lengths in enumerate(TRIED):
+        other = TRIED[k - 1]
         one, two = (_computed(low, node, each) for each in (lengths, other))
         both = _computed(low, node, (*lengths, *other))
         if (
@@ -92,7 +82,7 @@ def _computed(low: AbstractLowering, node: fx.Node, lengths: Sequence[int]) -> T
             if x not in wanted or x in known:
                 continue
             if x in low.counting:
-                known[x] = numbers_of_rows(known[low.counting[x]])
+                known[x] = counts(low, x)(known[low.counting[x]])
             elif x.op != "call_function":
                 return None
             else:

@@ -19,13 +19,13 @@ from torch import fx
 
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.apart import APART, arithmetic
-from geartrain.nn.ragged.base import AbstractLowering, Convert, numbers_of
+from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, numbers_of
 from geartrain.nn.ragged.integers import COUNTS, counts_rows
 from geartrain.nn.ragged.matrices import MATRICES
 from geartrain.nn.ragged.numbered import NUMBERED_ROWS
 from geartrain.nn.ragged.over import OVER, sums_rows
 from geartrain.nn.ragged.values import MEMBERS, NO_ROWS, Constant, CountedRows
-from geartrain.nn.ragged.views import SAME, VIEWS
+from geartrain.nn.ragged.views import VIEWS
 
 aten = torch.ops.aten
 
@@ -47,6 +47,21 @@ class Lowering(AbstractLowering):
     """The operators that have steps."""
 
     def convert(self, x: fx.Node) -> None:
+        if self.padding is None or self.late(x):
+            self._convert_any(x)
+            return
+        true = self.padding.true(x)
+        if true is not None:
+            self.values[x] = Constant(float(true))
+            return
+        try:
+            self._convert_any(x)
+        except Refused:
+            if not self.padding.knows(x):
+                raise
+            self.values[x] = None  # of use where rows are taken by it, or put
+
+    def _convert_any(self, x: fx.Node) -> None:
         target: Any = x.target
         args: Any = x.args
         if target in _ZEROS or target in _ONES:
@@ -73,6 +88,7 @@ class Lowering(AbstractLowering):
             raise Refused("numbers that do not count rows")
         if like.alone:
             self.values[x] = self.place(late=False)
+            self.number_members(x)
             return
         source = self.segment if like.kind == MEMBERS else self.lengths
         if source is None or self.like(source) != like:

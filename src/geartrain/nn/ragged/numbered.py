@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -32,15 +32,47 @@ aten = torch.ops.aten
 
 def _embed(low: AbstractLowering, x: fx.Node) -> None:
     args: Any = x.args
-    index = args[1][0] if isinstance(args[1], (list, tuple)) else args[1]
-    _take(low, x, args[0], index)
+    index = args[1] if isinstance(args[1], (list, tuple)) else [args[1]]
+    if _is_padded(low, x, args[0], index):
+        return
+    if len(index) != 1:
+        raise Refused("entries are taken by several numbers")
+    _take(low, x, args[0], index[0])
+
+
+def _is_padded(
+    low: AbstractLowering, x: fx.Node, source: fx.Node, index: Sequence[Any], *, over: bool = True
+) -> bool:
+    """Whether members become what is padded, or that the members: it is the same then.
+
+    Args:
+        x: What is made.
+        source: What is moved.
+        index: Where from, or where to.
+        over: Whether what is there already is written over.
+    """
+    known = low.values.get(source)
+    if low.padding is None or not over or not low.padding.are_members(index):
+        return False
+    like, late = low.like(x), low.late(x)
+    if (like.kind, like.times) != (MEMBERS, 1):
+        return False
+    if isinstance(known, Constant):
+        low.values[x] = known
+        return True
+    value = low.whole(source, late=late)
+    if (value.kind, value.times, value.tail) != (MEMBERS, 1, like.tail):
+        return False
+    low.values[x] = value
+    return True
 
 
 def _index_select(low: AbstractLowering, x: fx.Node) -> None:
     args: Any = x.args
     if args[1] != 0:
         raise Refused("an axis of rows is cut")
-    _take(low, x, args[0], args[2])
+    if not _is_padded(low, x, args[0], [args[2]]):
+        _take(low, x, args[0], args[2])
 
 
 def _take(low: AbstractLowering, x: fx.Node, source: fx.Node, index: Any) -> None:
@@ -128,6 +160,9 @@ def _by_number(
 def _index_add(low: AbstractLowering, x: fx.Node) -> None:
     args: Any = x.args
     if x.target is aten.index_put.default:
+        over = len(args) < 4 or not args[3] or _is_nothing(low, args[0])
+        if _is_padded(low, x, args[2], args[1], over=over):
+            return
         if len(args[1]) != 1 or len(args) < 4 or not args[3]:
             raise Refused("rows are written over")
         base, index, source = args[0], args[1][0], args[2]
@@ -135,7 +170,28 @@ def _index_add(low: AbstractLowering, x: fx.Node) -> None:
         base, dim, index, source = args
         if dim != 0 or x.kwargs:
             raise Refused("an axis of rows is cut")
+        if _is_padded(low, x, source, [index], over=_is_nothing(low, base)):
+            return
     _add_at(low, x, base, index, source)
+
+
+def _is_nothing(low: AbstractLowering, x: fx.Node) -> bool:
+    known = low.values.get(x)
+    return isinstance(known, Constant) and known.number == 0
+
+
+def _masked_scatter(low: AbstractLowering, x: fx.Node) -> None:
+    """Members put where a mask is true."""
+    args: Any = x.args
+    _, mask, source = args
+    if not _is_padded(low, x, source, [mask]):
+        raise Refused("rows are put where a mask is true")
+
+
+def _masked_scatter_back(low: AbstractLowering, x: fx.Node) -> None:
+    args: Any = x.args
+    if not _is_padded(low, x, args[0], [args[1]]):
+        raise Refused("rows are taken where a mask is true")
 
 
 def _add_at(low: AbstractLowering, x: fx.Node, base: fx.Node, index: Any, source: fx.Node) -> None:
@@ -151,8 +207,7 @@ def _add_at(low: AbstractLowering, x: fx.Node, base: fx.Node, index: Any, source
     value = low.whole(source, late=late)
     if (rows.kind, rows.times) != (value.kind, value.times) or value.width != like.width:
         raise Refused("rows are added by numbers of several axes")
-    begun = low.values.get(base)
-    empty = isinstance(begun, Constant) and begun.number == 0
+    empty = _is_nothing(low, base)
     out = low.room(like, late=late)
     whole = numbers is low.segment and (like.kind, like.times) == (BUNDLES, 1)
     if whole and (value.kind, value.times) == (MEMBERS, 1):
@@ -281,6 +336,8 @@ NUMBERED_ROWS: Final[Mapping[Any, Convert]] = {
     aten.index_put.default: _index_add,
     aten.scatter_reduce.two: _reduce,
     aten.index_reduce.default: _reduce,
+    aten.masked_scatter.default: _masked_scatter,
+    aten.masked_scatter_backward.default: _masked_scatter_back,
     aten.gather.default: _gather,
     aten.scatter_add.default: _scatter,
     aten.embedding_dense_backward.default: _table_back,

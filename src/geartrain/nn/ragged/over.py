@@ -46,6 +46,16 @@ def _over_members(like: Axes, dims: list[int]) -> bool:
     return like.kind == MEMBERS and like.lead == PADDED and dims == [like.members]
 
 
+def _over_bundles(low: AbstractLowering, x: fx.Node, dims: list[int]) -> bool:
+    """Whether gradients are added up of what all bundles have in common along their members: each
+    has its own instead, as all that is made of them adds up."""
+    source: Any = x.args[0]
+    like, to = low.like(source), low.like(x)
+    if like.lead < PADDED or not to.alone or like.merged or like.members in dims:
+        return False
+    return dims == [1 if like.at < 0 else 0] and to.width == like.width
+
+
 def _sum(low: AbstractLowering, x: fx.Node) -> None:
     args: Any = x.args
     if sums_rows(low, x):
@@ -55,6 +65,9 @@ def _sum(low: AbstractLowering, x: fx.Node) -> None:
         raise Refused("a sum of another dtype")
     like, late, rank = low.like(args[0]), low.late(x), len(low.shapes[args[0]])
     dims, mean = sorted(d % rank for d in args[1]), x.target is aten.mean.dim
+    if late and not mean and _over_bundles(low, x, dims):
+        low.values[x] = replace(low.whole(args[0], late=late), tail=low.like(x).tail)
+        return
     value = low.whole(args[0], late=late)
     if like.kind == MEMBERS and like.lead == PADDED and like.members in dims and not mean:
         dims.remove(like.members)

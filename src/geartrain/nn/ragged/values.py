@@ -140,11 +140,7 @@ class TraceCounts:
         if len(differ) == 1 and counted is not None and set(small[:first]) == {1}:
             return Axes(*counted, (*small[:first], *small[first + 1 :]), 1, first)
         others = (*small[:first], *small[first + 1 :])
-        if (
-            len(differ) == 1
-            and (small[first], large[first]) == self.padded
-            and {1}.issuperset(others)
-        ):
+        if len(differ) == 1 and (small[first], large[first]) == self.padded:
             return Axes(MEMBERS, 1, others, 1, first, alone=True)
         if self.padded is not None and len(differ) == 2 and differ[0] == 0:
             j = differ[1]

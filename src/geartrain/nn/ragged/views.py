@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from torch import fx
 
 from geartrain.native.fused import Op
 from geartrain.nn.places import Refused
-from geartrain.nn.ragged.base import AbstractLowering, Convert, same_numbers
+from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, same_numbers
 from geartrain.nn.ragged.values import (
     MEMBERS,
     NO_ROWS,
@@ -25,26 +25,6 @@ from geartrain.nn.ragged.values import (
 )
 
 aten = torch.ops.aten
-
-SAME: Final = frozenset(
-    {
-        aten.view.default,
-        aten._unsafe_view.default,
-        aten.reshape.default,
-        aten.unsqueeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        aten.squeeze.default,
-        aten.clone.default,
-        aten.alias.default,
-        aten.detach.default,
-        aten.lift_fresh_copy.default,
-        aten.lift_fresh.default,
-        aten._to_copy.default,
-        aten.expand.default,
-    }
-)
-"""The same numbers, in the same order; or some of them again and again."""
 
 
 def _view(low: AbstractLowering, x: fx.Node) -> None:
@@ -112,7 +92,10 @@ def _slice(low: AbstractLowering, x: fx.Node) -> None:
     dim = args[1] if len(args) > 1 else 0
     source = args[0]
     if low.shapes[x] == low.shapes[source]:
+        _refuse_most(low, source, x, args[1:4])
         _view(low, x)
+        return
+    if _is_table(low, x, dim, args[2:4]):
         return
     same_numbers(x, low.twin[x])
     if len(args) > 4 and args[4] != 1:
@@ -122,6 +105,37 @@ def _slice(low: AbstractLowering, x: fx.Node) -> None:
     start = args[2] if len(args) > 2 and args[2] is not None else 0
     start = start + value.tail[at] if start < 0 else start
     low.values[x] = _part(value, at, start, low.like(x).tail)
+
+
+def _is_table(low: AbstractLowering, x: fx.Node, dim: int, cut: Sequence[Any]) -> bool:
+    """Whether it is as many rows of a weight as the longest bundle has members: each reads one."""
+    source: Any = x.args[0]
+    value = low.values.get(source)
+    if low.lengths is None or source not in low.operands or not low.like(x).alone:
+        return False
+    if dim != 0 or len(low.shapes[source]) != 2 or not isinstance(value, RaggedValue) or cut[0]:
+        return False
+    low.number_members(x)
+    numbers = RaggedValue(low.ints(x), 0, 1, MEMBERS, 1, ())
+    low.values[x] = out = low.room(low.like(x), late=False)
+    low.plain(Op.EMBED, out, numbers, value, many=value.tail[0], late=False)
+    return True
+
+
+_ENDLESS: Final = 1 << 62
+"""To the end, however far that is."""
+
+
+def _refuse_most(low: AbstractLowering, whole: fx.Node, x: fx.Node, cut: Sequence[Any]) -> None:
+    """Raises:
+    Refused: All rows are taken, or members, if they are no more than a number."""
+    dim, start, end = (*cut, None, None, None)[:3]
+    like, rank = low.like(whole), len(low.shapes[whole])
+    if like.kind == NO_ROWS or like.tail_axis((dim or 0) % rank) >= 0:
+        return
+    every = end is None or end >= _ENDLESS or end not in low.twin[x].args
+    if start or not every:
+        raise Refused("so many rows at most")
 
 
 def _select(low: AbstractLowering, x: fx.Node) -> None:
@@ -197,6 +211,13 @@ def _stack(low: AbstractLowering, x: fx.Node) -> None:
 def _put_back(low: AbstractLowering, x: fx.Node) -> None:
     """The gradient of a part."""
     args: Any = x.args
+    if low.late(x) and low.like(x).kind == NO_ROWS:
+        low.values[x] = None  # the gradient of a weight
+        return
+    if low.shapes[x] == low.shapes[args[0]] and x.target is aten.slice_backward.default:
+        _refuse_most(low, x, x, args[2:5])
+        _view(low, x)
+        return
     same_numbers(x, low.twin[x], but=1)
     late, like = low.late(x), low.like(x)
     if _is_one(low, x, args[2]):
