@@ -246,6 +246,7 @@ class SeveralForm:
         backward: Of that and tangents to gradients of inputs, of a memory, and what weights get.
         without: The same but for the gradients of a memory.
         inside: Whether its inputs are members of bundles; else they are rows that read one each.
+        answers: Whether its outputs are members of the same bundles; else they are rows.
         inputs: How many.
         outputs: Each with no row.
         tangents: The output of each.
@@ -265,6 +266,7 @@ class SeveralForm:
     backward: SeveralRoutine
     without: SeveralRoutine
     inside: bool
+    answers: bool
     inputs: int
     outputs: tuple[Tensor, ...]
     tangents: tuple[int, ...]

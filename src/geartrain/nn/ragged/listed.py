@@ -1,7 +1,7 @@
 """A ragged program as C calls it many at a time: where the tensors of a call lie.
 
 What is to be had so are programs in which nothing but bundles connects rows, and that make rows of
-bundles, or of what reads one.
+bundles, or of their members, or of what reads one.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def inputs_of(cut: RaggedCut, edges: Sized) -> RaggedInputs:
 def _fits(cut: RaggedCut, plans: Sequence[RaggedPlan], inputs: RaggedInputs) -> bool:
     if not all(plan.routine.steps.apart for plan in plans):
         return False
-    if any(isinstance(y, int) or y.buffer.kind != BUNDLES for y in cut.outputs):
+    if any(isinstance(y, int) for y in cut.outputs) or _answer(cut) is None:
+        return False
+    if _answer(cut) == MEMBERS and not inputs.inside:
         return False
     buffers = [*cut.residuals, *(t.buffer for t in cut.made)]
     if any(b.kind not in (BUNDLES, MEMBERS) for b in buffers):
@@ -89,6 +91,13 @@ def _fits(cut: RaggedCut, plans: Sequence[RaggedPlan], inputs: RaggedInputs) -> 
         return False
     told = {*inputs.rows, inputs.lengths, inputs.segment}
     return all(each.apart and each.inputs <= told for each in cut.ints)
+
+
+def _answer(cut: RaggedCut) -> int | None:
+    """Of which kind outputs are rows; None: of several."""
+    kinds = [y.buffer.kind for y in cut.outputs if isinstance(y, Tensors)]
+    alike = len(set(kinds)) == 1 and kinds[0] in (BUNDLES, MEMBERS)
+    return kinds[0] if alike else None
 
 
 @final
@@ -120,6 +129,7 @@ class _Listed:
             backward,
             without,
             inputs.inside,
+            _answer(cut) == MEMBERS,
             len(inputs.rows),
             tuple(outputs),
             cut.tangents,

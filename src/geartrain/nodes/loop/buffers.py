@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import final
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.frames.message import Gradient, IntArray, Payload
@@ -27,7 +29,16 @@ class FiringTensors(AbstractTensors):
         expected: By value, for how many places there is to be room at least.
     """
 
-    __slots__ = ("_expected", "_gradients", "_made", "_moves", "_over", "_values", "_zeros")
+    __slots__ = (
+        "_expected",
+        "_gradients",
+        "_made",
+        "_moves",
+        "_over",
+        "_reached",
+        "_values",
+        "_zeros",
+    )
 
     def __init__(
         self,
@@ -40,6 +51,7 @@ class FiringTensors(AbstractTensors):
         self._moves = [0] * len(numbers.counts)
         self._made: set[int] = set()  # values whose buffers nobody else has
         self._over: set[tuple[int, int]] = set()  # columns whose gradients lie where they lay
+        self._reached: dict[int, NDArray[np.bool_]] = {}
         self._gradients: dict[int, list[Tensor | None]] = {}
         self._zeros: dict[int, list[Tensor | None]] = {}  # to which nothing has been added
 
@@ -135,10 +147,22 @@ class FiringTensors(AbstractTensors):
         """Whether nobody has what a buffer holds, or a view of it."""
         return number in self._made and is_alone(x)
 
+    def reach_places(self, number: int) -> NDArray[np.bool_]:
+        """Which places of a value have got a gradient, to be written to until ``came``; of a bundle
+        that has, all."""
+        rows, lengths = self.touch(number), self.numbers.all_lengths(number)
+        if lengths is None:
+            return rows
+        found = self._reached[number] = rows.repeat(lengths)
+        return found
+
     def came(self, number: int, columns: int | None = None) -> int:
         """The columns of a value that have got gradients, as bits; from now on these, too."""
         found = self._gradients.get(number, [])
         if columns is not None:
+            places = self._reached.pop(number, None)
+            if places is not None:
+                self.touch(number)[self.numbers.owners(number, np.flatnonzero(places))] = True
             for j, z in enumerate(self._zeros[number]):
                 if found[j] is None and columns >> j & 1:
                     found[j], self._zeros[number][j] = z, None

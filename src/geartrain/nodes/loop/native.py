@@ -7,8 +7,8 @@
 What a module reads is told as stored rows (``reads.py``), so C gathers it from where it is held and
 adds gradients there. Each module of a turn has memory for the rows of all of its calls
 (``tables.py``); those that read a memory or look inside bundles also for the members of what each
-row reads (``several.py``). Whatever is not to be had so (modules that run again, bundles that are
-answered with bundles) is called one by one, as ever, between.
+row reads (``several.py``). Rows of bundles are known by their places. Whatever is not to be had so
+(modules that run again, or in which edges connect rows) is called one by one, as ever, between.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from geartrain.errors import ProtocolError, WorkerError
-from geartrain.frames.message import INSTANCE, IntArray, Payload
+from geartrain.frames.message import INSTANCE, IntArray, Payload, ends_of
 from geartrain.native import calls, library, pool
 from geartrain.native.calls import CallForm, Home, SeveralForm
 from geartrain.native.fused import LACKING
@@ -34,6 +34,7 @@ from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.hoisting import Hoists, call_in_two, shared_rows
 from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.module import NativeKept, TurnModule
+from geartrain.nodes.loop.numbers import counted
 from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, StoreStage, joined
 from geartrain.nodes.loop.reads import Read, ReadTensor, Whence
 from geartrain.nodes.loop.returning import Returning
@@ -108,6 +109,7 @@ class NativeCalls:
         self._pool, self._at_pool, self._used = np.empty(0, np.int64), 0, 0
         self._alive: list[Any] = []
         self._planned: dict[int, IntArray] = {}
+        self._ahead = False  # whether all calls are known before
         self._dtype: torch.dtype | None = None
         self._width = 1  # of the payload of what was looked at last
         self._room: Tensor | None = None
@@ -123,9 +125,12 @@ class NativeCalls:
     def _may(self, called: Called) -> bool:
         stage = called.stage
         if isinstance(stage, CallStage):
-            inside = self._inner[stage.number].call.inside
-            bundles = called.lengths is not None and stage.pools and inside
-            return self._able[stage.number] and (bundles or (called.lengths is None and not inside))
+            inner = self._inner[stage.number]
+            if called.lengths is None:
+                return self._able[stage.number] and not inner.call.inside
+            pools = stage.pools and inner.call.inside
+            answers = self._ahead and not stage.pools and inner.reads is None
+            return self._able[stage.number] and (pools or answers)
         if called.lengths is not None:
             return False
         return self._number(stage) < self._hoists.most + STORES
@@ -223,7 +228,7 @@ class NativeCalls:
 
     def plan(self) -> None:
         """All calls are known."""
-        found = self._turn.plan.calls
+        found, self._ahead = self._turn.plan.calls, True
         self._records = np.zeros((len(found), calls.CALL_WORDS), np.int64)
         self._at_records = pointer(self._records)
         planned: dict[int, list[int]] = {}
@@ -269,22 +274,29 @@ class NativeCalls:
         k, found = self._number(stage), [self._turn.plan.calls[n] for n in numbers.tolist()]
         rows = joined([called.rows for called in found])
         tensors = self._made_of(stage, rows)
-        if tensors is None:
-            self._modules[k] = None
-            return
-        columns = self._columns(stage, rows)
-        if self._hoist(stage, numbers, rows, tensors, columns):
-            return
-        module = self._shaped(stage, tensors, columns, len(rows))
         lengths = stage.source.lengths(self._turn.plan.numbers, rows.numbers)
-        if module is None or not module.accepts(rows, lengths):
+        columns = [] if tensors is None else self._columns(stage, rows)
+        sizes = np.array([len(called.rows) for called in found])
+        if lengths is not None and tensors is not None and not self._looks_inside(stage):
+            # What bundles hold are rows to it.
+            tensors = _members_of(tensors)
+            sizes = np.diff(ends_of(lengths)[ends_of(sizes)])
+            state = rows.state.repeat(lengths, axis=1)
+            rows, lengths = RowNumbers(counted(0, state.shape[1]), state), None
+        elif tensors is not None and self._hoist(stage, numbers, rows, tensors, columns):
+            return
+        module = None if tensors is None else self._shaped(stage, tensors, columns, len(rows))
+        if module is None or tensors is None or not module.accepts(rows, lengths):
             self._modules[k] = None
             return
         self._modules[k] = module
-        module.reserve(0, len(rows), max([len(called.rows) for called in found]))
+        module.reserve(0, len(rows), int(sizes.max()))
         module.add(rows, columns)
         module.place(self._held)
-        self._enlist(module, numbers, found, tensors)
+        self._enlist(module, numbers, found, tensors, sizes)
+
+    def _looks_inside(self, stage: Stage) -> bool:
+        return isinstance(stage, CallStage) and self._inner[stage.number].call.inside
 
     def _hoist(
         self,
@@ -323,12 +335,13 @@ class NativeCalls:
         numbers: IntArray,
         found: Sequence[Called],
         tensors: Sequence[ReadTensor],
+        sizes: IntArray,
     ) -> None:
-        """Write the records of all calls of a module."""
+        """Write the records of all calls of a module, of so many rows each."""
         reads = module.layout.arranged(tensors)[: 1 if module.layout.as_asked else None]
-        sizes = np.array([len(called.rows) for called in found])
         offsets = sizes.cumsum() - sizes
-        into = [called.first for called in found]
+        made, plan = module.layout.into, self._turn.plan.numbers
+        into = [plan.begin(made, called.first) for called in found]
         at = self._indexed(reads, offsets)
         own = np.full(sizes.size, module.number)
         self._records[numbers] = np.stack([own, sizes, offsets, into, at], 1)
@@ -668,6 +681,12 @@ class NativeCalls:
         call.run()
         for one, outputs in zip(returning, came, strict=True):
             one.learn(outputs, got)
+
+
+def _members_of(tensors: Sequence[ReadTensor]) -> list[ReadTensor] | None:
+    """What is in bundles, as rows; None: they are other than stored rows."""
+    found = [each for t in tensors if (each := t.members()) is not None]
+    return found if len(found) == len(tensors) else None
 
 
 def _picked(whence: Sequence[Sequence[Whence]], module: AnyModule) -> list[Whence] | None:

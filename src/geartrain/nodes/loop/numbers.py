@@ -81,6 +81,11 @@ class Numbers:
         found = self._bundles.get(number)
         return None if found is None else found[1].values[rows]
 
+    def all_lengths(self, number: int) -> IntArray | None:
+        """Places of all rows of a value, if they are bundles."""
+        found = self._bundles.get(number)
+        return None if found is None else found[1].values
+
     def at(self, number: int, rows: IntArray) -> IntArray:
         """Where these rows of a value lie, row by row."""
         found = self._bundles.get(number)

@@ -73,6 +73,12 @@ class ReadTensor:
         """Entries of a row."""
         return prod(self.tail)
 
+    def members(self) -> ReadTensor | None:
+        """Of bundles: what they hold, a row each; None: it is other than stored rows."""
+        if any(r.how != "member" for r in self.reads):
+            return None
+        return replace(self, reads=[replace(r, how="row", starts=None) for r in self.reads])
+
     def detached(self) -> ReadTensor:
         """The same, and no gradient goes there."""
         return replace(self, reads=[replace(r, learns=False) for r in self.reads])

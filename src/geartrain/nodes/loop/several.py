@@ -57,7 +57,7 @@ class _Slots:
             if where in _VALUES:
                 j = number if where == "output" else form.tangents[number]
                 self._whose[slot], self._strides[slot] = RowsOf.OF_VALUE, rows[j]
-        self._several = np.array([0, 0, pointer(routine.steps.kinds)], np.int64)
+        self._several = np.array([0, 0, pointer(routine.steps.kinds), form.answers], np.int64)
 
     @property
     def words(self) -> tuple[int, ...]:

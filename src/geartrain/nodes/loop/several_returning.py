@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from geartrain.frames.message import IntArray, join_arrays, ragged_index
-from geartrain.native.calls import ROWS, AbstractSeveralFound, Lies
+from geartrain.native.calls import MEMBERS, ROWS, AbstractSeveralFound, Lies
 from geartrain.native.rows import pointer, take
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.loop.arenas import RowMemory
@@ -51,6 +51,13 @@ class SeveralReturning:
         n = self._n = records[-1][2] + records[-1][1] - first
         ends = module.ends[first : first + n + 1]
         self._begin, self._lengths = int(ends[0]), np.diff(ends)
+        self._lying = self._records
+        if module.layout.form.answers:  # with members, which lie in the value
+            every = module.ends
+            self._lying = [
+                (k, int(every[begin + m] - every[begin]), begin, *rest)
+                for k, m, begin, *rest in records
+            ]
         weights, layout = module.weights, module.layout
         self._local = local[join_arrays(module.slots)[first : first + n]]
         of = None if weights is None else updates.get(weights.name)
@@ -119,7 +126,7 @@ class SeveralReturning:
             j = number if where == "output" else self.module.layout.form.tangents[number]
             x = self._outputs[j] if where == "output" else self._gradients[j]
             assert x is not None
-            return rows_of_calls(x, self._records)
+            return rows_of_calls(x, self._lying)
         if where != "made":
             return self.module.rows_of(lies, self._first, self._n)
         kind, k = self.module.layout.block[lies]
@@ -127,7 +134,10 @@ class SeveralReturning:
 
     def kind_of(self, lies: Lies) -> int:
         """Of the rows of a tensor."""
-        return ROWS if lies[0] in _OF_VALUES else self.module.layout.block[lies][0]
+        layout = self.module.layout
+        if lies[0] in _OF_VALUES:
+            return MEMBERS if layout.form.answers else ROWS
+        return layout.block[lies][0]
 
     @property
     def lengths(self) -> IntArray:

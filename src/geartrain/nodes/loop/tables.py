@@ -129,5 +129,6 @@ class Tables:
         if columns is None or columns.size != len(found):
             columns = self._columns[number] = np.zeros(len(found), np.int64)
         columns[:] = [0 if g is None else g.data_ptr() for g in found]
-        self.values[number] = pointer(held.touch(number)), held.came(number), pointer(columns)
+        reached = pointer(held.reach_places(number))
+        self.values[number] = reached, held.came(number), pointer(columns)
         return found

@@ -194,20 +194,30 @@ class Stored(AbstractValue):
 
     def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
         likes = held.likes(self.number)
-        if likes is None or self.number in held.numbers.places:
+        if likes is None:
             return None
-        rows = np.ascontiguousarray(rows)
+        places, starts = self._lie(held.numbers, rows)
+        how: ReadHow = "row" if starts is None else "member"
         return [
-            ReadTensor(x.dtype, tail, [Read(self.number, j, rows, tail.numel())])
+            ReadTensor(
+                x.dtype, tail, [Read(self.number, j, places, tail.numel(), how=how, starts=starts)]
+            )
             for j, x in enumerate(likes)
             for tail in (x.shape[1:],)
         ]
 
+    def _lie(self, numbers: Numbers, rows: IntArray) -> tuple[IntArray, IntArray | None]:
+        """Where these rows lie; and where each begins among that, if they are bundles."""
+        lengths = numbers.lengths(self.number, rows)
+        starts = None if lengths is None else ends_of(lengths)
+        return np.ascontiguousarray(numbers.at(self.number, rows)), starts
+
     def whence(self, held: AbstractTensors, rows: IntArray) -> list[list[Whence]] | None:
         likes = held.likes(self.number)
-        if likes is None or self.number in held.numbers.places:
+        if likes is None:
             return None
-        return [[Whence.of(np.ascontiguousarray(rows))]] * len(likes)
+        places, starts = self._lie(held.numbers, rows)
+        return [[Whence.of(places, starts=starts)]] * len(likes)
 
 
 @final
