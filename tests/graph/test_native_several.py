@@ -1,5 +1,5 @@
-"""Modules that read memories or pool bundles, called in C with the others of their loop, beside the
-same loops by autograd, call by call."""
+"""Modules that read memories, pool bundles, or answer them with bundles, called in C with the
+others of their loop, beside the same loops by autograd, call by call."""
 
 from __future__ import annotations
 
@@ -138,6 +138,101 @@ class Asks(nn.Module):
         return torch.tanh(last + torch.zeros_like(last).index_add(0, to, weight * h))
 
 
+class Mixes(nn.Module):
+    """Each member, and the mean of its bundle, by how many there are; and something of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(2, 2)
+
+    def forward(self, h: Tensor, inside: gt.Inside) -> tuple[Tensor, Tensor]:
+        n, to = len(inside.lengths), inside.segment
+        total = h.new_zeros(n, 2).index_add(0, to, h)
+        return torch.tanh(self.map(h + (total / inside.lengths[:, None])[to])), h.square()
+
+
+class Follows(nn.Module):
+    """Each member, and the last one of its bundle, among all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(2, 2)
+
+    def forward(self, h: Tensor, inside: gt.Inside) -> Tensor:
+        last = (inside.lengths.cumsum(0) - 1)[inside.segment]
+        return torch.tanh(self.map(h + h[last]))
+
+
+class Apart(nn.Module):
+    """Sees no bundles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map, self.words = nn.Linear(4, 2), nn.Embedding(8, 2)
+
+    def forward(self, h: Tensor, squares: Tensor, turn: Tensor) -> Tensor:
+        return torch.tanh(self.map(torch.cat([h, squares], 1)) + self.words(turn))
+
+
+class Sum(nn.Module):
+    def forward(self, h: Tensor, inside: gt.Inside) -> Tensor:
+        return h.new_zeros(len(inside.lengths), 2).index_add(0, inside.segment, h)
+
+
+def mixing(ends: str = "all") -> Graph:
+    """Bundles go round, a few times each, and are added up."""
+    graph = Graph(vertex=("right",), value=("turns",))
+    steps = graph.loop(name="steps", run="whole")
+    steps.join(graph.input("x", bundle=True, turn=0))
+    both = steps.through(Mixes(), name="mixes", inside=True)
+    new = both.through(Apart(), name="apart", read="turn", keep="activations")
+    more, done = new.move(turn=lambda m: m.turn + 1).where(lambda m: m.turn < m.turns)
+    steps.join(more)
+    if ends == "some":
+        done, even = done.where(lambda m: m.turns % 2 > 0)
+        even.stop()
+    if ends == "members":
+        odd, even = done.ungroup(index="turn").where(lambda m: m.turn % 2 > 0)
+        odd.loss(squared)
+        even.stop()
+    else:
+        done.through(Sum(), name="sum", inside=True, pool=True).loss(squared)
+    return graph
+
+
+class Shifts(nn.Module):
+    """The gradient of its input is that of its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(2))
+
+    def forward(self, h: Tensor, inside: gt.Inside) -> Tensor:
+        return h + self.shift
+
+
+def shifting() -> Graph:
+    graph = Graph(vertex=("right",), value=("turns",))
+    steps = graph.loop(name="steps", run="whole")
+    steps.join(graph.input("x", bundle=True, turn=0).through(nn.Linear(2, 2), name="first"))
+    new = steps.through(nn.Tanh(), name="tanh", keep="activations")
+    new = new.through(Shifts(), name="shifts", inside=True).move(turn=lambda m: m.turn + 1)
+    more, done = new.where(lambda m: m.turn < m.turns)
+    steps.join(more)
+    done.through(Sum(), name="sum", inside=True, pool=True).loss(squared)
+    return graph
+
+
+def bundles(n: int = 9) -> list[Instance]:
+    rng = torch.Generator().manual_seed(0)
+    found = []
+    for k in range(n):
+        size = 1 + k % 4
+        x, right = torch.randn(size, 2, generator=rng), np.zeros(size, np.int64)
+        found.append(Instance({"x": x}, {"right": right}, value={"turns": 1 + k % 3}))
+    return found
+
+
 def pointing(*, decides: bool = False, detached: bool = False, half: bool = False) -> Graph:
     """A set that is held, and read at each step of a loop."""
     graph = Graph(vertex=("right",))
@@ -210,6 +305,10 @@ CASES: dict[str, tuple[Callable[[], Graph], Callable[[], list[Instance]]]] = {
     "rows without a gradient": (partial(pointing, half=True), sets),
     "bundles": (bundling, trees),
     "one of a bundle asks the others": (partial(bundling, Asks), trees),
+    "bundles answered with bundles": (mixing, bundles),
+    "some bundles without a gradient": (partial(mixing, "some"), bundles),
+    "some members without a gradient": (partial(mixing, "members"), bundles),
+    "a gradient handed through": (shifting, bundles),
 }
 
 
@@ -280,17 +379,22 @@ def test_a_row_that_is_not_there_brings_the_module_back(
     assert made["forward"] > 0
 
 
-class Mixes(nn.Module):
-    """Each member, and the mean of its bundle: bundles are answered with bundles."""
+def test_modules_that_see_no_bundles_are_called_in_c_beside_those_that_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[list[str]] = []
+    before = native.NativeCalls._make
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.map = nn.Linear(2, 2)
+    def make(self: native.NativeCalls, first: int, end: int) -> int:
+        modules = [self._modules[k] for k in self._records[first:end, 0].tolist()]
+        called.append([module.name for module in modules if module is not None])
+        return before(self, first, end)
 
-    def forward(self, h: Tensor, inside: gt.Inside) -> Tensor:
-        n, to = len(inside.lengths), inside.segment
-        total = h.new_zeros(n, 2).index_add(0, to, h)
-        return torch.tanh(self.map(h + (total / inside.lengths[:, None])[to]))
+    monkeypatch.setattr(native.NativeCalls, "_make", make)
+    gradients("bundles answered with bundles", Order(), monkeypatch, programs=True)
+    gradients("bundles answered with bundles", Order(max_active=3), monkeypatch, programs=True)
+    whole = ["mixes", "apart"] * 3 + ["sum"]
+    assert whole in called, called
 
 
 def test_rows_stay_where_they_are_made_where_c_makes_no_call(
@@ -299,7 +403,7 @@ def test_rows_stay_where_they_are_made_where_c_makes_no_call(
     graph = Graph(vertex=("right",))
     steps = graph.loop(name="steps", run="whole")
     steps.join(graph.input("x", bundle=True, turn=0))
-    new = steps.through(Mixes(), name="mixes", inside=True).move(turn=lambda m: m.turn + 1)
+    new = steps.through(Follows(), name="follows", inside=True).move(turn=lambda m: m.turn + 1)
     more, done = new.where(lambda m: m.turn < 3)
     steps.join(more)
     done.loss(squared)
@@ -328,7 +432,7 @@ def test_tables_of_such_modules_are_made_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(several.SeveralLayout, "write", write)
     gradients("a memory", Order(max_active=2), monkeypatch, programs=True)
-    assert len(written) == 1
+    assert len(written) == len({id(each.form) for each in written}) == 2  # of first, and point
 
 
 class Looks(nn.Module):
