@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError
+from geartrain.native.heap import heap
 from geartrain.nn.cut import Cut, by_whom
 from geartrain.nn.derivation import RestlessError
 from geartrain.nn.derivation import derive as derive
@@ -118,6 +119,7 @@ class Registry:
     def _made(self, name: str, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Known:
         began = time.perf_counter()
         self.traced += 1
+        heap.tried()
         try:
             cut = derive(function, inputs)
         except GraphError as error:

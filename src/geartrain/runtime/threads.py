@@ -10,6 +10,7 @@ that they do not answer is left behind: another one does the work of its worker.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from geartrain.engine.engine import Engine
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.worker import Finished, Firing
 from geartrain.errors import StuckError
+from geartrain.native.heap import heap
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, log, threads_each
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.kernel_threads import cores_left_to_workers
@@ -85,6 +87,10 @@ _IMPATIENCE_S = 2.0
 """How long a run that was interrupted twice, or that failed, waits where it could wait for ever."""
 
 
+_GOING_S = 0.05
+"""How long a thread that has ended may take to go."""
+
+
 class _LeftBehind(BaseException):
     """Ends a thread whose data have answered when nobody waited for them any more."""
 
@@ -125,6 +131,42 @@ class _Outside:
 
 
 @final
+class Going:
+    """Threads that Python has done with, and the system perhaps not yet.
+
+    malloc has memory for each thread, and keeps it for the next one when the thread has gone. Who
+    begins before that gets memory of its own, and the process has that of both from then on.
+
+    Args:
+        tasks: A folder with an entry for each thread of the process.
+    """
+
+    def __init__(self, tasks: str = "/proc/self/task") -> None:
+        self._tasks = tasks
+        self._ended: list[int] = []
+
+    def add(self, thread: threading.Thread) -> None:
+        """One that has ended."""
+        if thread.native_id is not None:
+            self._ended.append(thread.native_id)
+
+    def wait(self) -> None:
+        """Until they have gone, for a moment at most."""
+        until = time.monotonic() + _GOING_S
+        while self._ended:
+            if not os.path.exists(f"{self._tasks}/{self._ended[-1]}"):
+                self._ended.pop()
+            elif time.monotonic() < until:
+                time.sleep(5e-5)
+            else:
+                self._ended.clear()
+
+
+going = Going()
+"""Those of the process."""
+
+
+@final
 class _Run:
     """One pass over the data."""
 
@@ -151,6 +193,7 @@ class _Run:
     def start(self) -> None:
         """Have the workers work; the first of them admits the first instances."""
         self._feeder.surround(self._outside)
+        going.wait()
         for w in range(len(self._inboxes)):
             self._work_in_a_thread(w, admits=w == 0)
 
@@ -175,6 +218,8 @@ class _Run:
                     self._outside.forget(thread)
                     break
                 thread.join(min(left, 0.2))
+            else:
+                going.add(thread)
 
     def tell_waiting(self) -> None:
         """Say how long workers had nothing to do."""
@@ -248,6 +293,8 @@ class _Run:
         except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
             self._failures.append(error)
             self.stop()
+        finally:
+            heap.give_back_tried()
 
     def _say_finished(self, w: int, item: Finished) -> None:
         worker = self._engine.workers[w]

@@ -27,6 +27,7 @@ from geartrain.frames.message import Gradient, Payload
 from geartrain.native import operations
 from geartrain.native.calls import SeveralForm
 from geartrain.native.fused import available
+from geartrain.native.heap import heap
 from geartrain.native.steady import firing
 from geartrain.nn.auto import FIRINGS, LARGE_FIRINGS, LARGE_ROWS, ROWS, UNCLEAR, WORTH
 from geartrain.nn.operands import Operands
@@ -384,6 +385,7 @@ def _ratio(
         lambda: _by_program(program, given, into, inside, memory),
         lambda: _by_autograd(module, given, learning, into, inside, memory),
     )
+    heap.tried()
     with torch.no_grad(), torch.random.fork_rng([]):
         for turn in range(_TURNS):
             for k, way in enumerate(ways):

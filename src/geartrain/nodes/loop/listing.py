@@ -119,6 +119,7 @@ class Listing:
         before, self._by_itself = self._by_itself, len(turn.plan.calls) - made
         if before is not None and self._by_itself < before:
             heap.give_back(SOON_S)
+            heap.tried()
         elif not self._by_itself:
             heap.give_back(LATER_S)
 
