@@ -15,6 +15,19 @@ _LINE: Final = 64
 """Bytes: each tensor of an arena begins at a multiple."""
 
 
+def larger(rows: int, least: int, expected: int) -> int:
+    """For how many rows there is to be room where that for some is not enough.
+
+    Args:
+        rows: For so many there is.
+        least: So many are wanted now.
+        expected: So many were thought to come in all; 0: nobody knew. If that were nearly right,
+            few more will come.
+    """
+    more = rows // 4 if expected else rows
+    return max(least, expected, rows + more)
+
+
 @final
 class Block:
     """A tensor of an arena.

@@ -11,6 +11,7 @@ from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.native import pool
 from geartrain.native.pool import is_alone
 from geartrain.native.rows import Moves, add, take
+from geartrain.nodes.loop.arenas import larger
 from geartrain.nodes.loop.numbers import Numbers, consecutive
 from geartrain.nodes.loop.tensors import AbstractTensors, require_alike
 
@@ -89,7 +90,7 @@ class FiringTensors(AbstractTensors):
         if n > had:
             self._move(number)
             for j, x in enumerate(found):
-                found[j] = self._empty(x, max(n, 2 * had))
+                found[j] = self._empty(x, larger(had, n, self._expected.get(number, 0)))
                 found[j][:had] = x
         return found
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.native.calls import SEEDS, Home
 from geartrain.nodes.kernel import AbstractKernel
-from geartrain.nodes.loop.arenas import RowMemory
+from geartrain.nodes.loop.arenas import RowMemory, larger
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.plan import RowNumbers
@@ -86,7 +86,7 @@ class TurnModule:
         if most > self.fleeting.rows:
             self.fleeting, self.seen = RowMemory(self.layout.fleeting_blocks, most), -1
         if end > arena.rows:
-            room = max(end, 2 * arena.rows, n)
+            room = larger(arena.rows, end, n)
             self.arena = (
                 arena.grown(room, self.size) if arena.rows else RowMemory(self.layout.blocks, room)
             )

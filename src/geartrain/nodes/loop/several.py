@@ -28,7 +28,7 @@ from geartrain.native.calls import (
 from geartrain.native.rows import pointer
 from geartrain.nodes.held import Recalled
 from geartrain.nodes.inside import look_inside
-from geartrain.nodes.loop.arenas import Block, RowMemory
+from geartrain.nodes.loop.arenas import Block, RowMemory, larger
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import Table, key_of, kinds_of, read_words
 from geartrain.nodes.loop.plan import RowNumbers
@@ -339,7 +339,7 @@ class SeveralModule:
         ):
             arena = self.arenas[kind]
             if asked > arena.rows:
-                room = max(asked, hoped, 2 * arena.rows)
+                room = larger(arena.rows, asked, hoped)
                 self.arenas[kind] = (
                     arena.grown(room, used)
                     if arena.rows
