@@ -18,6 +18,7 @@ from torch import Tensor
 
 from geartrain.errors import LeakError, ProtocolError
 from geartrain.frames.message import IntArray
+from geartrain.native import pool
 from geartrain.native.ledger import WaitingRows, longer
 from geartrain.native.ranges import Ranges
 
@@ -118,7 +119,7 @@ class RowStore:
                 f"{found.dtype} {tuple(found.shape[1:])} wait; all rows of a stream have one shape"
                 " and dtype: cast or pad them before they enter"
             )
-        found = torch.empty((self.capacity, *inner), dtype=like.dtype, device=like.device)
+        found = _empty((self.capacity, *inner), like)
         self._buffers[j] = found
         return found
 
@@ -178,7 +179,7 @@ class RowStore:
         self.state = state
         self._ledger.grow(new, len(self._chunks))
         for j, buffer in self._buffers.items():
-            grown = torch.empty((new, *buffer.shape[1:]), dtype=buffer.dtype, device=buffer.device)
+            grown = _empty((new, *buffer.shape[1:]), buffer)
             grown[:old].copy_(buffer)
             self._buffers[j] = grown
 
@@ -195,3 +196,10 @@ class RowStore:
             f"'{self.name}': rows {bad[:8].tolist()} came back but do not wait here "
             f"(never sent, or answered twice); {self.waiting} rows wait"
         )
+
+
+def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Room of the dtype of a tensor, where it is; on the host of the pool, which has it back."""
+    if like.is_cpu:
+        return pool.shared.empty(shape, like.dtype)
+    return torch.empty(shape, dtype=like.dtype, device=like.device)
