@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from geartrain.errors import LeakError, ProtocolError
 from geartrain.frames.rows import RowStore
+from geartrain.native import pool
+from geartrain.native.pool import LEAST
 from geartrain.native.ranges import Ranges
 
 
@@ -120,3 +122,20 @@ def test_rows_of_a_long_range_that_came_back_make_room_before_the_last_of_it_has
     store.release(np.arange(first + 256, first + 1000))
     assert store.allocate(512) == first + 256
     assert store.capacity == 1024
+
+
+def test_large_buffers_are_lent_by_the_pool_which_has_them_back_with_the_store() -> None:
+    before = pool.shared.nbytes()
+    store = RowStore("n", capacity=256)
+    width = LEAST // 256
+    store.buffer(0, torch.ones(1, width))
+    store.buffer(1, torch.ones(1, 2))  # malloc's
+    assert pool.shared.nbytes() - before == 256 * width * 4
+    store.buffer(0, torch.ones(1, width))[:256] = 3
+    store.allocate(256)
+    store.allocate(64)  # grows, and what there was goes back
+    grown = store.buffer(0, torch.ones(1, width))
+    assert (grown[:256] == 3).all() and grown.shape[0] == store.capacity > 256
+    assert pool.shared.nbytes() - before == store.capacity * width * 4
+    del store, grown
+    assert pool.shared.nbytes() == before

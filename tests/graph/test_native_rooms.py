@@ -4,6 +4,7 @@ behind it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph, Stream
 from geartrain.native import fused, library, pool
 from geartrain.nodes.loop import buffers
+from geartrain.nodes.loop.arenas import RowMemory, larger
 from geartrain.nodes.loop.buffers import FiringTensors
+from geartrain.nodes.loop.module import TurnModule
 from geartrain.nodes.loop.native import NativeCalls
+from geartrain.nodes.loop.numbers import Numbers
 from tests.rigs.called import (
     CASES,
     WIDTH,
@@ -121,6 +125,29 @@ def test_nothing_is_written_behind_any_memory_of_a_turn(name: str, guarded: Guar
     make, data = CASES[name]
     accumulate(make("whole"), data(), Order(max_active=3))
     guarded.check()
+
+
+def test_where_more_rows_come_than_were_expected_there_is_room_for_a_few_more() -> None:
+    assert larger(0, 7, 0) == 7 and larger(0, 7, 90) == 90
+    assert larger(100, 101, 0) == 200
+    assert larger(100, 101, 100) == 125
+    assert larger(100, 300, 100) == 300
+
+
+def test_buffers_that_were_expected_to_do_grow_by_a_quarter(native: library.Library) -> None:
+    """Those of one that found its calls one by one, and of the last firing knew how many."""
+    for expected, room in ((0, 128), (64, 80)):
+        numbers = Numbers(1)
+        held = FiringTensors(numbers, {0: expected} if expected else None)
+        numbers.more(0, 64)
+        x = torch.zeros(1, WIDTH)
+        assert held.reserve(0, "one", [x])[0].shape[0] == 64
+        numbers.more(0, 1)
+        assert held.reserve_rows(0)[0].shape[0] == room
+        memory, layout = RowMemory([], 64), SimpleNamespace(blocks=[])
+        one: Any = SimpleNamespace(arena=memory, fleeting=memory, size=64, layout=layout)
+        TurnModule.reserve(one, expected, 1, 1)
+        assert one.arena.rows == room
 
 
 def test_gradients_lie_where_values_lay_that_nobody_has_any_more(

@@ -22,10 +22,13 @@ def test_the_heap_gives_back_when_fewer_calls_are_made_one_by_one_than_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: list[float] = []
-    monkeypatch.setattr(listing, "heap", SimpleNamespace(give_back=given.append))
+    tried: list[int] = []
+    heap = SimpleNamespace(give_back=given.append, tried=lambda: tried.append(len(given)))
+    monkeypatch.setattr(listing, "heap", heap)
     one = Listing([], LoopKernels([]), ahead=True)
     turns = [(30, None), (30, None), (30, 20), (30, 30), (40, 40), (40, 30)]
     for calls, made in turns:
         given.append(0)
         one.tidy(_turn(calls, made))
     assert given == [0, 0, 0, SOON_S, 0, SOON_S, 0, LATER_S, 0]
+    assert tried == [4, 6]  # and once more at the end of the run, with what lies behind all

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -103,3 +106,68 @@ def test_malloc_is_asked_once_and_not_again_a_moment_later() -> None:
     assert asked == [0]
     heap.give_back(SOON_S)
     assert asked == [0, 0]
+
+
+def test_what_a_thread_has_tried_goes_back_once_and_only_when_that_thread_asks() -> None:
+    asked: list[object] = []
+    heap = Heap(asked.append, lambda: 10.0, lambda: asked.append("end"))
+    heap.give_back_tried()
+    thread = threading.Thread(target=heap.tried)
+    thread.start()
+    thread.join()
+    heap.give_back_tried()
+    assert not asked
+    heap.give_back(LATER_S)
+    heap.tried()
+    heap.give_back_tried()  # however short a while ago that was
+    heap.give_back_tried()
+    assert asked == [0, 0, "end"]
+
+
+BEHIND = """
+import ctypes, threading
+from mmap import PAGESIZE
+from geartrain.native.heap import Heap
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+NBYTES, heap = 100 << 10, Heap()
+
+def resident(pieces):
+    there, n = 0, NBYTES // PAGESIZE - 1
+    for at in pieces:
+        found = ctypes.create_string_buffer(n)
+        if not libc.mincore(at + -at % PAGESIZE, n * PAGESIZE, found):
+            there += sum(byte & 1 for byte in found.raw)
+    return there / n / len(pieces)
+
+def work():
+    libc.free(libc.malloc(6 << 20))  # from now on malloc keeps as much as that, and twice
+    first = libc.malloc(NBYTES)
+    resident([first])  # what Python wants for that lies before the others
+    pieces = [libc.malloc(NBYTES) for _ in range(20)]
+    for at in pieces:
+        ctypes.memset(at, 1, NBYTES)
+    for at in pieces:
+        libc.free(at)
+    libc.malloc_trim(0)
+    before = resident(pieces)
+    heap.tried()
+    heap.give_back_tried()
+    print(before, resident(pieces))
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+"""A process of its own, as malloc keeps more for as long as one lives."""
+
+
+def test_what_is_free_behind_all_pieces_of_a_thread_goes_back() -> None:
+    if not hasattr(ctypes.CDLL(None), "malloc_trim"):
+        pytest.skip("malloc is not glibc's")
+    done = subprocess.run([sys.executable, "-c", BEHIND], capture_output=True, text=True)
+    before, after = map(float, done.stdout.split())
+    assert before > 0.9 and after < 0.1  # malloc_trim gave nothing back

@@ -13,6 +13,7 @@ from geartrain.errors import ProtocolError
 from geartrain.native import library, pool
 from geartrain.native.fused import AT_A_TIME, At, Op, Reckoning, Step, Steps
 from geartrain.native.fused import packed as pack
+from geartrain.native.pool import LEAST
 from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
 from geartrain.native.steady import steady
 from geartrain.nn.derivation import derive
@@ -250,6 +251,22 @@ class MostFrequent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mode(1, True)[0] * x
+
+
+def test_large_results_are_lent_by_the_pool() -> None:
+    """malloc would find another place for each, and keep all of them."""
+    torch.manual_seed(2)
+    module = nn.Sequential(nn.Linear(D, 32), nn.Tanh())
+    x = torch.randn(LEAST // 128, D)
+    program = Program(derive(module, (x,)), Operands(module))
+    before = pool.shared.nbytes()
+    (few, *_), _ = program.forward((x[:-1],))
+    assert pool.shared.nbytes() == before
+    (y, *_), residuals = program.forward((x,))
+    assert pool.shared.nbytes() - before == y.nbytes == LEAST
+    assert torch.equal(y[:-1], few) and torch.allclose(y, module(x))
+    del y, residuals
+    assert pool.shared.nbytes() == before
 
 
 def test_what_has_no_step_is_left_to_torch() -> None:

@@ -84,10 +84,13 @@ def _give_back_end() -> None:
     mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
     seen = ctypes.create_string_buffer(1)
     for nbytes in _ENDS:
-        pieces = [malloc(_PIECE) or 0 for _ in range(nbytes // _PIECE)]
+        # A list would grow meanwhile, to lie behind some of them.
+        pieces = (ctypes.c_void_p * (nbytes // _PIECE))()
+        for k in range(len(pieces)):
+            pieces[k] = malloc(_PIECE)
         for piece in pieces:
             free(piece)
-        last = max(pieces)
+        last = max([piece or 0 for piece in pieces])
         there = mincore(last - last % PAGESIZE, PAGESIZE, seen) == 0 and seen.raw[0] & 1
         if not there:
             return
