@@ -184,6 +184,7 @@ def measure(
         "instances_per_second": last.instances / last.seconds,
         "whole_fit": n / wall,
         "cpu_s": [round(x, 2) for x in used],
+        "instances": n,
         "runtime": f"{runtime.name} {runtime.workers}",
         "loss": last.loss,
         "staleness": {part: round(age.mean, 2) for part, age in last.staleness.items()},
@@ -234,7 +235,13 @@ def elsewhere(
         told.append(json.loads(said.splitlines()[-1]))
     rates = [each["instances_per_second"] for each in told]
     cpu = [seconds for each in told for seconds in each["cpu_s"]]
-    return told[0] | {"instances_per_second": sum(rates), "cpu_s": cpu}
+    instances = sum(each["instances"] for each in told)
+    return told[0] | {"instances_per_second": sum(rates), "cpu_s": cpu, "instances": instances}
+
+
+def cpu_us(told: Mapping[str, Any]) -> float:
+    """CPU microseconds of all processes of a system, an instance."""
+    return 1e6 * sum(told["cpu_s"]) / float(told["instances"])
 
 
 def spread(values: Sequence[float]) -> str:
@@ -277,6 +284,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 x / r[base]["instances_per_second"] for x, r in zip(rate, rounds, strict=True)
             ]
             line += f"  x {base} {spread(ratios)}"
+            used = [cpu_us(r[system]) / cpu_us(r[base]) for r in rounds]
+            each = statistics.median(cpu_us(r[system]) for r in rounds)
+            line += f"  CPU us an instance {each:.0f}, x {base} {spread(used)}"
             print(
                 f"{line}  {last['runtime']}  CPU s {last['cpu_s']}  staleness {last['staleness']}",
                 flush=True,

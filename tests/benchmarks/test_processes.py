@@ -10,7 +10,7 @@ import zmq
 
 import geartrain as gt
 from benchmarks.processes.expected import system_of
-from benchmarks.processes.main import CASES, sharing_of
+from benchmarks.processes.main import CASES, cpu_us, sharing_of
 from benchmarks.processes.transport import (
     END,
     Inbox,
@@ -55,6 +55,10 @@ def test_a_batch_is_as_large_as_it_says_and_the_codec_takes_it() -> None:
         size = batch.payload[0].nbytes + batch.state.nbytes + batch.origin.nbytes
         assert nbytes - 160 < size <= nbytes
     assert codec_us(512, repeats=2) > 0
+
+
+def test_cpu_is_that_of_all_processes_for_each_instance() -> None:
+    assert cpu_us({"cpu_s": [0.2, 1.0, 0.8], "instances": 4000}) == pytest.approx(500.0)
 
 
 @pytest.mark.parametrize(("rate", "told"), [(19_000.0, "missed"), (21_000.0, "met")])

@@ -8,8 +8,11 @@ import pytest
 import torch
 
 import geartrain as gt
+from geartrain.engine.engine import Engine
 from geartrain.engine.instrument import Worked
+from geartrain.engine.settings import Settings
 from geartrain.runtime.processes.lots import worth_a_lot
+from geartrain.sharing.assignment import Stocked, Together
 from tests.rigs.pairs import graph_of_pairs, pairs
 from tests.rigs.passes import processes
 
@@ -31,6 +34,19 @@ def test_little_is_known_at_the_beginning_and_lots_are_bounded() -> None:
 @pytest.mark.parametrize(("left", "lot"), [(400, 100), (399, 99), (40, 10), (3, 0), (0, 0)])
 def test_towards_the_end_lots_are_a_share_of_what_is_left(left: int, lot: int) -> None:
     assert worth_a_lot(4000, 2.0, left, 2) == lot
+
+
+def test_a_lot_of_large_rows_has_two_mebibytes_and_pipelines_have_lots_of_their_own() -> None:
+    made = gt.Graph()
+    made.input("x").through(torch.sin, name="sin").stop()
+    engine = Engine(made, {}, Settings(max_active=8))
+    engine.give_together(100, 1)
+    assert isinstance(engine.controller.assignment, Together)
+    assert engine.controller.assignment.lot == 1
+    stocked = engine.controller.assignment = Stocked(2)
+    for nbytes, lot in ((0, 100), (1 << 10, 100), (1 << 20, 2), (1 << 22, 0)):
+        engine.give_together(100, nbytes)
+        assert stocked.lot == lot
 
 
 def test_small_instances_go_by_lots_larger_than_are_in_flight() -> None:

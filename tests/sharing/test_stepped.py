@@ -114,9 +114,9 @@ def test_a_firing_has_the_weights_of_its_beginning_and_the_next_one_those_of_now
     with share:
         both.add(1)
         assert both.sees(0) == [0] and share.version == 0
-    assert both.sees(1) == [-1] and both.shares[1].version == 1
-    with share:
-        assert both.sees(0) == [-1] and share.version == 1
+    for k in range(2):
+        with both.shares[k]:
+            assert both.sees(k) == [-1] and both.shares[k].version == 1
 
 
 def test_who_begins_a_firing_waits_for_nobody_that_steps() -> None:
@@ -128,6 +128,39 @@ def test_who_begins_a_firing_waits_for_nobody_that_steps() -> None:
     both.lock.release()
     with both.shares[0]:
         assert both.sees(0) == [-1]
+
+
+def test_several_steps_of_its_own_are_copied_once_as_the_next_firing_begins() -> None:
+    both = linear()
+    share = both.shares[0]
+    before = both.lock.taken
+    for _ in range(2):
+        share.answered(1, 1)
+        share.gradient.add(both.parts[0].parameters[0], torch.ones(1, 1))
+        share._hand_in_if_whole()
+    assert both.board[0] == 2 and both.lock.taken == before + 2
+    assert both.sees(0) == [0] and share.version == 0  # what it would compute with, and says
+    with share:
+        assert both.sees(0) == [-2] and share.version == 2
+    assert both.lock.taken == before + 3
+
+
+def test_a_firing_has_all_steps_of_its_own_worker_and_waits_for_these_alone() -> None:
+    both = linear()
+    both.add(0)
+    both.lock.acquire()
+    with pytest.raises(AssertionError, match="wait for ever"), both.shares[0]:
+        pass
+    with both.shares[1]:  # the step is none of its own
+        assert both.sees(1) == [0]
+    both.lock.release()
+    with both.shares[0]:
+        assert both.sees(0) == [-1]
+    both.add(1)
+    both.lock.acquire()
+    with both.shares[0]:
+        assert both.sees(0) == [-1]
+    both.lock.release()
 
 
 def test_weights_are_not_copied_again_where_nobody_has_stepped() -> None:
@@ -295,7 +328,8 @@ def test_a_step_that_is_refused_leaves_the_lock_and_the_weights() -> None:
     assert not both.lock.held and both.board[0] == 0 and float(both.common[0]) == 0
     both.shares[1].leave_pass()
     both.add(0)
-    assert both.board[0] == 1 and both.sees(0) == [-1]
+    with both.shares[0]:
+        assert both.board[0] == 1 and both.sees(0) == [-1]
 
 
 def test_after_a_pass_a_part_is_what_all_have() -> None:

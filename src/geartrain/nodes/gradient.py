@@ -371,8 +371,9 @@ class GradientSum:
     def settle(self) -> None:
         """Make what was looked up, or is of computed weights, gradients of the weights of now,
         before there are others."""
-        self._sort()
-        for key, each in list(self._computed.items()):
+        if self._later:
+            self._sort()
+        for key, each in list(self._computed.items()) if self._computed else ():
             each.idle = 0 if self._settle_computed(each.of, each.sum) else each.idle + 1
             if each.idle >= IDLE:
                 del self._computed[key]

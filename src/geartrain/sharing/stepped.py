@@ -6,9 +6,10 @@
     firing begins ─► another version there? ─► lock ─► copies the weights, if nobody steps just now
 
 A firing computes with a copy of the worker's own, so nobody sees half of a step and nobody waits
-for weights. Steps come one after the other, and what an update costs is a lock and a copy: neither
-gradients nor weights travel. Of tables whose gradients are rows there is no copy; rows are read
-under the lock. What is left of updates at the end of a pass goes to the part's owner by letter.
+for weights, but for those that it has stepped itself. Steps come one after the other, and what an
+update costs is a lock and a copy: neither gradients nor weights travel. Of tables whose gradients
+are rows there is no copy; rows are read under the lock. What is left of updates at the end of a
+pass goes to the part's owner by letter.
 
 The weights and all that their optimiser remembers have to lie in common memory, so a part is
 stepped so if a step is known to read and write nothing else.
@@ -98,6 +99,7 @@ class SteppedShare(AbstractAhead, PublishedShare):
         self._lock, self._board, self.steppers = lock, board, copies
         self._ahead = UpdatesAhead(self._local, self._count)
         self._rests = False
+        self._unseen = False  # whether it has stepped since it looked
         tables = {id(x) for x in _tables(part)}
         for table in _tables(part):
             guard_table(table, lock)
@@ -111,7 +113,7 @@ class SteppedShare(AbstractAhead, PublishedShare):
             part.counting.staleness.clear()
 
     def __enter__(self) -> None:
-        if self._board[0] != self.version and self._lock.acquire(blocking=False):
+        if self._board[0] != self.version and self._lock.acquire(blocking=self._unseen):
             try:
                 self._look()
             finally:
@@ -120,7 +122,7 @@ class SteppedShare(AbstractAhead, PublishedShare):
     def _look(self) -> None:
         """Have the weights of now; under the lock."""
         self.gradient.settle()
-        self.version = int(self._board[0])
+        self.version, self._unseen = int(self._board[0]), False
         if self._copied:
             with Unrecorded():
                 torch._foreach_copy_(self._own, self._common)
@@ -180,12 +182,15 @@ class SteppedShare(AbstractAhead, PublishedShare):
         with self._lock:
             self._part.version = int(self._board[0])
             super()._settle(tensors, versions, lengths, instances)
-            self._look()
 
     def _step(self) -> None:
+        seen = self.version
         with self._in_common():
             super()._step()
-        self._board[0] = self._part.version
+        # Several steps may come one after the other: what they have made is copied once.
+        self.version, now = seen, self._part.version
+        self._unseen |= now != self._board[0]
+        self._board[0] = now
 
     @contextmanager
     def _in_common(self) -> Iterator[None]:
