@@ -65,7 +65,9 @@ class UpdatesWorth(AbstractPortion):
             of several go together where their gradients are told apart: what they have seen is
             older by as many updates, and a firing is one less ...
         updates_apart: ... and so many updates at most; of those that workers gather each by itself
-            for one part, so many in all.
+            for one part, so many in all ...
+        updates_each: ... but so many of each worker, however many these are, as firings would else
+            be half as full; what is on its way is older than that by then.
     """
 
     worth: int = 512
@@ -74,6 +76,7 @@ class UpdatesWorth(AbstractPortion):
     updates_light: int = 4
     worth_apart: int = 2048
     updates_apart: int = 4
+    updates_each: int = 2
 
     def together(self, node: AbstractNode, rows: float, parts: Collection[AbstractPart]) -> int:
         worth = self.worth_apart * node.calls_a_firing
@@ -131,4 +134,5 @@ class UpdatesWorth(AbstractPortion):
     def _at_most(self, updates: int, parts: Collection[AbstractPart]) -> int:
         """Of so many updates those that may go together, whoever else steps these parts."""
         steppers = max((part.steppers for part in parts), default=1)
-        return max(1, min(self.updates_apart // steppers, updates))
+        most, each = self.updates_apart // steppers, min(self.updates_each, self.updates_apart)
+        return max(1, min(max(most, each), updates))
