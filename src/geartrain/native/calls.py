@@ -289,7 +289,7 @@ def copying(likes: Sequence[Tensor], dtype: torch.dtype) -> CallForm:
     """
     n = len(likes)
     floating = [j for j, x in enumerate(likes) if x.is_floating_point()]
-    nothing = Steps([], [], dtype)
+    nothing, nowhere = Steps([], [], dtype), list[int]()
     return CallForm(
         RoutineForm(nothing, 0, [], [], range(n)),
         RoutineForm(nothing, 0, [], [], range(len(floating))),
@@ -299,7 +299,7 @@ def copying(likes: Sequence[Tensor], dtype: torch.dtype) -> CallForm:
         tuple(floating),
         {j: frozenset((k,)) for k, j in enumerate(floating)},
         dtype,
-        lambda _: [],
+        lambda _: nowhere,
         lambda *_: None,
         lambda *_: ((), ()),
         False,

@@ -196,7 +196,7 @@ class Program(AbstractKernel):
     def _addresses(self, there: Routine, forward: bool) -> list[int]:
         """Those of operands by slot, for the length of a firing."""
         routine = there if forward else self.pair.backward
-        return self._packed.of(routine, self.operands.tensors())[0]
+        return self._packed.of(routine, self.operands.tensors()).addresses
 
     def _came(self, outputs: int) -> frozenset[int]:
         """Which tangents came, by the outputs that got a gradient."""

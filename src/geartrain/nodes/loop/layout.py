@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 from math import prod
 from typing import Final, Literal, NamedTuple, TypeAlias, final
 
@@ -122,7 +123,10 @@ class CallLayout:
         self.payload = len(tensors)
         self.key = key_of(tensors)
         self.kinds = kinds_of(tensors, columns)
+        self.at: object = None
+        """Stands for what has been written last of where everything lies for the forward."""
         self._copied = dict(form.copies)
+        self._operands: list[int] | None = None
         self._pairs: dict[tuple[int, int | None], LyingPair] = {}
         self.possible = self._fits() and self._is_told(tensors, held)
         if self.possible:
@@ -281,6 +285,11 @@ class CallLayout:
             return self._static(form.residuals[k])
         return RowsOf.OF_VALUE, self._output_row(form.tangents[k - len(form.residuals)])
 
+    @cached_property
+    def samples(self) -> tuple[Tensor, ...]:
+        """Tensors like its arguments, without a row."""
+        return tuple([torch.empty((0, *tail), dtype=dtype) for dtype, tail in self.kinds])
+
     def arranged(self, tensors: Sequence[ReadTensor]) -> list[tuple[Read, Home]]:
         """What inputs, and outputs that are inputs, are made of, in the order of the table."""
         found: list[tuple[Read, Home]] = []
@@ -309,16 +318,26 @@ class CallLayout:
         apart = 0 if self.as_asked else 2
         words[2 * n :] = (self.into, len(self.reads), apart, pointer(self.reads), 0, 0, 0)
 
-    def place(self, arena: RowMemory, fleeting: RowMemory, held: FiringTensors) -> None:
+    @property
+    def operands_stay(self) -> bool:
+        """Whether operands lie where they lay when addresses were written; they are as they are
+        now, then."""
+        return self.form.addresses(True) is self._operands
+
+    def place(self, arena: RowMemory, fleeting: RowMemory, held: FiringTensors) -> object:
         """Write where everything lies that the forward reads and writes.
 
         Args:
             arena: Of the rows of this turn.
             fleeting: Of those of one call.
             held: The tensors of the turn.
+
+        Returns:
+            What stands for it.
         """
         outputs, pointers, block = held.likes(self.into) or (), arena.pointers, self.block
-        bases = self.form.addresses(True).copy()
+        self._operands = self.form.addresses(True)
+        bases = self._operands.copy()
 
         def at(home: Home) -> int:
             how, number = home
@@ -338,6 +357,8 @@ class CallLayout:
             ]
             self.reads[:, calls.READ_FROM] = [x.data_ptr() for x in sources]
             self.reads[:, calls.READ_INTO] = [at(home) for home in self._targets]
+        self.at = object()
+        return self.at
 
     def _now(self, held: FiringTensors) -> list[Tensor]:
         """What its reads read, where it lies now."""
@@ -394,6 +415,7 @@ class CallLayout:
             found = {i: argument(k) if k >= 0 else made(~k) for i, k in self._back_of.items()}
             self.reads[:, calls.READ_BACK] = [found.get(i, 0) for i in self._answered]
         if self.looks_at:  # which members hold the most; buffers may have moved
+            self.at = None
             self.reads[:, calls.READ_FROM] = [x.data_ptr() for x in self._now(held)]
 
     def sums(self, updates: int) -> list[Tensor | None]:

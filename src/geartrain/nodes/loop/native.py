@@ -37,18 +37,20 @@ from geartrain.nodes.loop.module import NativeKept, TurnModule
 from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, StoreStage, joined
 from geartrain.nodes.loop.reads import Read, ReadTensor, Whence
 from geartrain.nodes.loop.returning import Returning
+from geartrain.nodes.loop.rooms import AnyModule, TurnRoom
 from geartrain.nodes.loop.several import SeveralLayout, SeveralModule
 from geartrain.nodes.loop.several_returning import SeveralReturning
 from geartrain.nodes.loop.stories import story_of
-from geartrain.nodes.loop.tables import AnyLayout, Tables
+from geartrain.nodes.loop.tables import Tables
 from geartrain.nodes.loop.turn import Got, Inner, Turn
 from geartrain.nodes.loop.updates import Updates
+from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.remembering import Remembering, RememberingRead
 
 Chosen: TypeAlias = Callable[[int, Payload], AbstractKernel | None]
 """The kernel of a module, by number, for rows like these; None: it is not known, or not for C."""
 Stage: TypeAlias = CallStage | StoreStage
-AnyModule: TypeAlias = TurnModule | SeveralModule
+AnyKernel: TypeAlias = AbstractKernel | AbstractMemoryKernel
 
 BYTES_BACK: Final = 8 << 20
 """Of what rows have kept, and find for weights, that goes back in one call of C: it is multiplied
@@ -85,6 +87,7 @@ class NativeCalls:
         chosen: Gives their kernels.
         expected: By module, how many rows it is expected to have, where that is not planned.
         hoists: Modules of the loop that are called in two.
+        room: What a turn has left that is over; it is used up.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class NativeCalls:
         chosen: Chosen,
         expected: Mapping[int, int],
         hoists: Hoists,
+        room: TurnRoom | None = None,
     ) -> None:
         self._turn, self._held, self._tables, self._inner = turn, held, tables, inner
         self._able, self._chosen, self._expected = able, chosen, expected
@@ -105,12 +109,13 @@ class NativeCalls:
         self._given_up: set[int] = set()
         self._records = np.zeros((0, calls.CALL_WORDS), np.int64)
         self._at_records = 0
-        self._pool, self._at_pool, self._used = np.empty(0, np.int64), 0, 0
+        room = TurnRoom() if room is None else room
+        self._left, self._passing, self._room = room.modules, room.passing, room.between
+        self._pool, self._at_pool, self._used = room.words, pointer(room.words), 0
         self._alive: list[Any] = []
         self._planned: dict[int, IntArray] = {}
         self._dtype: torch.dtype | None = None
         self._width = 1  # of the payload of what was looked at last
-        self._room: Tensor | None = None
         self._looks_back: bool | None = None  # is found out when it is asked for
         self.count = 0
         """Calls made so far."""
@@ -119,6 +124,12 @@ class NativeCalls:
     def rows(self) -> Mapping[int, int]:
         """Of each module that has been called."""
         return {number: m.size for number, m in self._modules.items() if m is not None}
+
+    def leave(self) -> TurnRoom:
+        """What the next turn may use again, as this one is over."""
+        modules = {number: m for number, m in self._modules.items() if m is not None}
+        self._passing.rest()
+        return TurnRoom(self._held.leave(), modules, self._pool, self._room, self._passing)
 
     def _may(self, called: Called) -> bool:
         stage = called.stage
@@ -159,65 +170,85 @@ class NativeCalls:
         self, stage: Stage, tensors: Sequence[ReadTensor], columns: Sequence[Tensor], rows: int
     ) -> AnyModule | None:
         """A module whose rows, so many, are made of such; None: C cannot call it."""
-        number, inner, kernel = self._number(stage), None, None
+        number, kernel = self._number(stage), None
+        form: CallForm | SeveralForm | None = None
         if isinstance(stage, CallStage):
-            inner = self._inner[number]
-            if inner.call.inside or inner.reads is not None:
-                return self._shaped_several(stage, tensors, columns)
-            kernel = self._chosen(number, self._tables.samples(number, tensors, columns))
-            form = None if kernel is None else kernel.listed(rows)
+            samples = self._tables.samples(number, tensors, columns)
+            kernel, form = self._form_of(number, samples, rows)
         else:
             floating = [t.dtype for t in tensors if t.dtype.is_floating_point]
             dtype = self._dtype or next(iter(floating), torch.float32)
             usual = set(floating) <= {dtype} and calls.available(dtype)
             form = self._tables.copying(number, tensors, dtype) if usual else None
-        layout = self._laid_out(CallLayout, stage, form, tensors, columns)
-        if form is None or layout is None:
+        layout = self._laid_out(stage, form, tensors, columns)
+        if layout is None:
             return None
-        if inner is not None:
-            inner.width = self._width
-        module = TurnModule(number, inner, kernel, layout)
-        self._held.reserve(layout.into, module.name, form.outputs)
+        if isinstance(stage, CallStage):
+            self._inner[number].width = self._width
+        return self._begun(number, kernel, layout)
+
+    def _form_of(
+        self, number: int, samples: Payload, rows: int
+    ) -> tuple[AnyKernel | None, CallForm | SeveralForm | None]:
+        """The kernel of a module and its programs, for rows like these, so many; None: it has
+        none."""
+        inner = self._inner[number]
+        kernel: AnyKernel | None = inner.kernel
+        if isinstance(kernel, RememberingRead) and inner.reads is not None:
+            return kernel, kernel.listed(samples, inner.reads.held.payload())
+        if isinstance(kernel, Remembering) and inner.call.inside:
+            return kernel, kernel.listed_inside(samples)
+        if inner.call.inside or inner.reads is not None:
+            return kernel, None
+        kernel = self._chosen(number, samples)
+        return kernel, None if kernel is None else kernel.listed(rows)
+
+    def _begun(
+        self, number: int, kernel: AnyKernel | None, layout: CallLayout | SeveralLayout
+    ) -> AnyModule:
+        """A module that C calls so, with the memory of the turn before if that called it so."""
+        left = self._left.pop(number, None)
+        inner = self._inner[number] if number < self._hoists.most else None
+        module: AnyModule
+        if isinstance(layout, SeveralLayout):
+            assert inner is not None
+            assert isinstance(kernel, Remembering | RememberingRead)
+            if isinstance(left, SeveralModule) and left.layout is layout:
+                module = left
+                module.renew(inner, kernel)
+            else:
+                module = SeveralModule(number, inner, kernel, layout)
+        else:
+            assert kernel is None or isinstance(kernel, AbstractKernel)
+            if isinstance(left, TurnModule) and left.layout is layout:
+                module = left
+                module.renew(inner, kernel)
+            else:
+                module = TurnModule(number, inner, kernel, layout)
+        self._held.reserve(layout.into, module.name, layout.form.outputs)
         return module
 
     def _laid_out(
         self,
-        kind: type[AnyLayout],
         stage: Stage,
         form: CallForm | SeveralForm | None,
         tensors: Sequence[ReadTensor],
         columns: Sequence[Tensor],
-    ) -> AnyLayout | None:
+    ) -> CallLayout | SeveralLayout | None:
         """How C calls what has these programs; None: it cannot, beside what it has called."""
         if form is None or self._dtype not in (None, form.dtype):
             return None
         number, into = self._number(stage), stage.into.number
         asked = stage.source.as_asked(self._turn.plan.numbers)
-        layout = self._tables.layout(
-            kind, number, form, tensors, columns, into, self._held, as_asked=asked
-        )
+        rest = number, form, tensors, columns, into, self._held
+        layout: CallLayout | SeveralLayout | None
+        if isinstance(form, SeveralForm):
+            layout = self._tables.layout(SeveralLayout, *rest, as_asked=asked)
+        else:
+            layout = self._tables.layout(CallLayout, *rest, as_asked=asked)
         if layout is not None:
             self._dtype = form.dtype
         return layout
-
-    def _shaped_several(
-        self, stage: CallStage, tensors: Sequence[ReadTensor], columns: Sequence[Tensor]
-    ) -> SeveralModule | None:
-        """One that reads a memory, or looks inside bundles."""
-        number, inner = stage.number, self._inner[stage.number]
-        samples, form, kernel = self._tables.samples(number, tensors, columns), None, inner.kernel
-        if isinstance(kernel, RememberingRead) and inner.reads is not None:
-            form = kernel.listed(samples, inner.reads.held.payload())
-        elif isinstance(kernel, Remembering):
-            form = kernel.listed_inside(samples)
-        layout = self._laid_out(SeveralLayout, stage, form, tensors, columns)
-        if form is None or layout is None:
-            return None
-        assert isinstance(kernel, Remembering | RememberingRead)
-        inner.width = self._width
-        module = SeveralModule(number, inner, kernel, layout)
-        self._held.reserve(layout.into, module.name, form.outputs)
-        return module
 
     # Forward, where all calls are known before
 
@@ -408,12 +439,15 @@ class NativeCalls:
         whence: list[list[Whence]] | None = None
         for called in found:
             k, some = self._number(called.stage), None
-            module = self._modules.get(k)
             known = k in self._modules
-            if known and module is not None and not module.layout.as_asked:
+            module = self._modules[k] if known else self._left.get(k)
+            if module is not None and not module.layout.as_asked:
                 whence = whence or self._whence(called.stage, rows)
                 some = None if whence is None else _picked(whence, module)
-            if not known or (module is not None and not module.layout.as_asked and some is None):
+            told = module is not None and (module.layout.as_asked or some is not None)
+            if not known and told:
+                told = self._is_called_again(called, k)
+            if not told and not (known and module is None):
                 if tensors is None:
                     tensors = self._made_of(called.stage, rows) if self._may(called) else None
                 module = None if tensors is None else self._fitting(called, k, tensors)
@@ -425,6 +459,25 @@ class NativeCalls:
                 return []
             modules.append((module, some))
         return modules
+
+    def _is_called_again(self, called: Called, k: int) -> bool:
+        """Whether C calls a module as in the turn before, of rows that are told in the same way; if
+        so it begins."""
+        left, held, stage = self._left[k], self._held, called.stage
+        layout = left.layout
+        if not held.alike or not self._may(called):
+            return False
+        kernel: AnyKernel | None = left.kernel
+        form: CallForm | SeveralForm | None = layout.form
+        if isinstance(stage, CallStage):
+            rows = max(len(called.rows), self._expected.get(k, 0))
+            kernel, form = self._form_of(k, layout.samples, rows)
+        if form is not layout.form or self._dtype not in (None, layout.form.dtype):
+            return False
+        self._dtype = layout.form.dtype
+        self._tables.put(k, layout)
+        self._modules[k] = self._begun(k, kernel, layout)
+        return True
 
     def _whence(self, stage: Stage, rows: RowNumbers) -> list[list[Whence]] | None:
         """Which stored rows the arguments are made of that rows bring to a module."""
@@ -486,7 +539,7 @@ class NativeCalls:
     def _renew(self, least: int) -> None:
         """A pool with room for so many words at least; the one before stays where it is."""
         self._alive.append(self._pool)
-        self._pool = np.empty(max(_POOL, 2 * least), np.int64)
+        self._pool = np.empty(max(_POOL, 2 * self._pool.size, 2 * least), np.int64)
         self._at_pool, self._used = pointer(self._pool), 0
 
     def _add(self, module: AnyModule, called: Called) -> None:
@@ -495,10 +548,7 @@ class NativeCalls:
         n = rows.numbers.size
         module.reserve(self._expected.get(module.number, 0), n, n)
         module.add(rows, self._columns(called.stage, rows) if layout.columns else ())
-        moved = self._held.moved(layout.values)
-        if module.seen != moved:
-            module.place(self._held)
-            module.seen = moved
+        module.place(self._held)
 
     def _make(self, first: int, end: int) -> int:
         """Make calls.
@@ -601,6 +651,7 @@ class NativeCalls:
 
     def _back(self, begin: int, end: int, got: Got, updates: Updates) -> None:
         held, tables, records = self._held, self._tables, self._records[begin:end]
+        self._passing.begin()
         by_module: dict[int, list[list[int]]] = {}
         for record in records.tolist():
             by_module.setdefault(record[0], []).append(record)
@@ -613,7 +664,7 @@ class NativeCalls:
                 if value not in values:
                     values[value] = tables.write_value(value, held, self._read(value))
             into = values[module.layout.into]
-            rest = mine, held, into, self._turn.local, updates
+            rest = mine, held, into, self._turn.local, updates, self._passing
             one: Returning | SeveralReturning
             if isinstance(module, SeveralModule):
                 one = SeveralReturning(module, *rest)

@@ -14,7 +14,7 @@ from geartrain.frames.message import IntArray, distinct, join_arrays
 from geartrain.native.rows import pointer, take
 from geartrain.native.sums import GradientCall
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.loop.arenas import RowMemory
+from geartrain.nodes.loop.arenas import PassingMemory, RowMemory
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import Lying, LyingPair
 from geartrain.nodes.loop.module import TurnModule
@@ -34,6 +34,7 @@ class Returning:
         gradients: Of the value that it makes.
         local: Slot to its place in the turn.
         updates: By part, of which update the gradient of each place is.
+        passing: Lends memory for what the way back makes.
     """
 
     __slots__ = (
@@ -62,6 +63,7 @@ class Returning:
         gradients: Sequence[Tensor | None],
         local: IntArray,
         updates: Updates,
+        passing: PassingMemory,
     ) -> None:
         self.module, self._records, self._held = module, records, held
         self._gradients = gradients
@@ -78,7 +80,7 @@ class Returning:
             several = int(self._updates.max()) + 1
             at_updates = pointer(self._updates) - self._updates.itemsize * first
         most = max([record[1] for record in records])
-        self._arena = RowMemory(layout.back_blocks, n, layout.passing_blocks, most)
+        self._arena = RowMemory(layout.back_blocks, n, layout.passing_blocks, most, passing)
         self._sums = layout.sums(several)
         layout.place_back(module.arena, self._arena, first, self._sums, held, gradients)
         self._wanted = np.zeros(n, np.uint8)
