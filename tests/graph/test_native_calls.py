@@ -111,9 +111,9 @@ def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     before = sums.GradientCall.add
 
-    def note(call: Any, out: Tensor, pieces: Any, *, add: bool) -> None:
+    def note(call: Any, out: Tensor, pieces: Any, **how: bool) -> None:
         found.append(len(pieces))
-        before(call, out, pieces, add=add)
+        before(call, out, pieces, **how)
 
     monkeypatch.setattr(sums.GradientCall, "add", note)
     return found
@@ -205,11 +205,11 @@ def test_addresses_are_written_anew_where_what_a_call_reads_or_writes_has_moved(
     found: list[tuple[Any, ...]] = []
     before = CallLayout.place
 
-    def place(self: CallLayout, arena: Any, fleeting: Any, held: Any) -> None:
+    def place(self: CallLayout, arena: Any, fleeting: Any, held: Any) -> object:
         lying = [x.data_ptr() for v in self.values for x in held.likes(v) or ()]
         # All are held, so that no address comes again.
         found.append((self, held, (arena, fleeting), lying))
-        before(self, arena, fleeting, held)
+        return before(self, arena, fleeting, held)
 
     monkeypatch.setattr(CallLayout, "place", place)
 

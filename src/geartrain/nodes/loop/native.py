@@ -117,6 +117,7 @@ class NativeCalls:
         self._dtype: torch.dtype | None = None
         self._width = 1  # of the payload of what was looked at last
         self._looks_back: bool | None = None  # is found out when it is asked for
+        self._read_back: dict[int, set[int]] = {}  # likewise, by value which of its columns
         self.count = 0
         """Calls made so far."""
 
@@ -701,11 +702,13 @@ class NativeCalls:
                 for called, kept in both
                 if not isinstance(kept, NativeKept)
             )
-        if self._looks_back:
-            return None
-        layouts = [module.layout for module in self._modules.values() if module is not None]
-        found = {j for each in layouts if each.into == value for j in each.read_back}
-        return found | {j for each in layouts for number, j in each.looks_at if number == value}
+            for module in self._modules.values():
+                if module is not None:
+                    layout = module.layout
+                    self._read_back.setdefault(layout.into, set()).update(layout.read_back)
+                    for number, j in layout.looks_at:
+                        self._read_back.setdefault(number, set()).add(j)
+        return None if self._looks_back else self._read_back.get(value, ())
 
     def _learn(self, returning: Sequence[Returning | SeveralReturning], got: Got) -> None:
         """Tell weights what has been found for them: products and sums of rows of all modules in
