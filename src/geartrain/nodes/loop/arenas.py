@@ -20,6 +20,8 @@ an eighth more than came last."""
 _LINE: Final = 64
 """Bytes: each tensor of an arena begins at a multiple."""
 
+_NOTHING: Final = torch.empty(0, dtype=torch.uint8)
+
 
 @final
 class Block:
@@ -49,7 +51,7 @@ class PassingMemory:
     __slots__ = ("_asked", "_memory", "_most", "_used")
 
     def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = _NOTHING
         self._used = self._asked = self._most = 0
 
     def begin(self) -> None:
@@ -57,13 +59,14 @@ class PassingMemory:
         self._most = max(self._most, self._asked)
         self._used = self._asked = 0
         if self._memory.nbytes < self._most or not pool.is_alone(self._memory):
+            self._memory = _NOTHING
             self._memory = pool.shared.empty((self._most,), torch.uint8)
 
     def rest(self) -> None:
         """A turn is over: much more than it has asked for is not kept."""
         self.begin()
         if self._memory.nbytes > MUCH_MORE * self._most:
-            self._memory = torch.empty(0, dtype=torch.uint8)
+            self._memory = _NOTHING
         self._most = 0
 
     def lend(self, nbytes: int) -> Tensor:

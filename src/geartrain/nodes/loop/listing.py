@@ -107,6 +107,10 @@ class Listing:
             turn, held, self._tables, self._inner, able, chosen, expected, self._hoists, room
         )
 
+    def rest(self) -> None:
+        """Nothing is in flight, and maybe no turn comes soon: what is kept for one goes."""
+        self._room = None
+
     def _called_in_vain(self, turn: Turn) -> list[bool] | None:
         """Modules that have programs, if any of these was called; None: none was."""
         able = self._programs()
