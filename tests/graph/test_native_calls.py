@@ -18,6 +18,7 @@ from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph, Stream
 from geartrain.native import calls, library, sums
 from geartrain.nodes.loop import native
+from geartrain.nodes.loop.bound import CalledModules
 from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.module import NativeKept
 from geartrain.nodes.loop.node import LoopNode
@@ -283,7 +284,7 @@ def test_what_has_been_multiplied_is_not_put_together_again(
 
 @pytest.mark.parametrize("starts", [None, 0, 1, 2, 3, -1])
 def test_rows_that_are_not_there_are_refused(starts: int | None) -> None:
-    before = native.NativeCalls._made_of
+    before = CalledModules.made_of
 
     def harmed(read: Read) -> Read:
         if starts is not None and read.starts is not None:
@@ -292,21 +293,21 @@ def test_rows_that_are_not_there_are_refused(starts: int | None) -> None:
             return replace(read, starts=falling)
         return read if starts is not None else replace(read, rows=read.rows + (1 << 40))
 
-    def made_of(self: native.NativeCalls, stage: Any, rows: Any) -> Any:
+    def made_of(self: CalledModules, stage: Any, rows: Any) -> Any:
         tensors = before(self, stage, rows)
         return tensors and [replace(t, reads=[*map(harmed, t.reads)]) for t in tensors]
 
     make, data = CASES["sums of children"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native.NativeCalls, "_made_of", made_of)
+        patch.setattr(CalledModules, "made_of", made_of)
         with pytest.raises(GeartrainError, match="a row is read that is not there"):
             accumulate(make("whole"), data(), FEW)
 
 
 def test_members_that_begin_behind_their_end_are_refused_where_calls_are_found() -> None:
-    before = native.NativeCalls._whence
+    before = CalledModules.whence
 
-    def whence(self: native.NativeCalls, stage: Any, rows: Any) -> Any:
+    def whence(self: CalledModules, stage: Any, rows: Any) -> Any:
         found = before(self, stage, rows)
         return found and [
             [one._replace(starts=-one.starts) if one.starts is not None else one for one in some]
@@ -315,7 +316,7 @@ def test_members_that_begin_behind_their_end_are_refused_where_calls_are_found()
 
     make, data = CASES["sums in a loop that looks"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native.NativeCalls, "_whence", whence)
+        patch.setattr(CalledModules, "whence", whence)
         with pytest.raises(GeartrainError, match="a row is read that is not there"):
             accumulate(make("whole"), data(), FEW)
 

@@ -13,11 +13,11 @@ from geartrain.native import library
 from geartrain.nodes.loop import arenas, buffers
 from geartrain.nodes.loop import native as loop_native
 from geartrain.nodes.loop.arenas import PassingMemory, RowMemory
+from geartrain.nodes.loop.bound import CalledModules
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.module import TurnModule
-from geartrain.nodes.loop.native import NativeCalls
 from geartrain.nodes.loop.turn import Turn
 from tests.rigs.called import CASES, cell, sets, turning, unsure
 from tests.rigs.passes import Order, Outcome, accumulate, assert_same_gradients
@@ -41,7 +41,7 @@ def noted_turns(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
         modules: Any = turn.native
         if modules is not None:
             mine = {x.data_ptr() for number in held._made for x in held.likes(number)}
-            mine |= {m.arena.pointers[0] for m in modules._modules.values() if m.arena.pointers}
+            mine |= {m.arena.pointers[0] for m in modules._modules.callable if m.arena.pointers}
             found.append(mine)
         before(self, turn)
 
@@ -67,7 +67,7 @@ def test_what_c_reads_of_a_module_is_written_again_only_where_something_has_move
 ) -> None:
     placed: list[CallLayout] = []
     told: list[int] = []
-    before, made_of = CallLayout.place, NativeCalls._made_of
+    before, made_of = CallLayout.place, CalledModules.made_of
 
     def place(self: CallLayout, *given: Any) -> object:
         placed.append(self)
@@ -78,7 +78,7 @@ def test_what_c_reads_of_a_module_is_written_again_only_where_something_has_move
         return made_of(self, stage, rows)
 
     monkeypatch.setattr(CallLayout, "place", place)
-    monkeypatch.setattr(NativeCalls, "_made_of", ask)
+    monkeypatch.setattr(CalledModules, "made_of", ask)
     torch.manual_seed(1)
     graph = turning(cell, "whole", again=lambda m: (m.payload[0][:, 0] < 9).numpy() & (m.turn < 3))
     data = [sets()[0]] * 6
@@ -173,7 +173,7 @@ def test_a_room_for_many_more_rows_is_not_kept(
     def tidy(self: Listing, turn: Turn) -> None:
         modules: Any = turn.native
         if modules is not None:
-            sizes.append(max(m.arena.rows for m in modules._modules.values()))
+            sizes.append(max(m.arena.rows for m in modules._modules.callable))
         before(self, turn)
 
     monkeypatch.setattr(Listing, "tidy", tidy)

@@ -6,10 +6,11 @@ from functools import partial
 from typing import Final, final
 
 from geartrain.native.heap import LATER_S, SOON_S, heap
+from geartrain.nodes.loop.bound import STORES
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.hoisting import Hoists
 from geartrain.nodes.loop.kernels import LoopKernels
-from geartrain.nodes.loop.native import STORES, NativeCalls
+from geartrain.nodes.loop.native import NativeCalls
 from geartrain.nodes.loop.plan import CallStage, LoopPlan
 from geartrain.nodes.loop.rooms import TurnRoom
 from geartrain.nodes.loop.tables import Tables
