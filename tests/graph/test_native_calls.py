@@ -17,7 +17,7 @@ from geartrain.errors import GeartrainError, WorkerError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph, Stream
 from geartrain.native import calls, library, sums
-from geartrain.nodes.loop import native
+from geartrain.nodes.loop import native, words
 from geartrain.nodes.loop.bound import CalledModules
 from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.module import NativeKept
@@ -255,7 +255,7 @@ def test_room_for_row_numbers_is_made_anew_where_more_come_than_it_has(
     monkeypatch: pytest.MonkeyPatch, made: dict[str, int]
 ) -> None:
     """Of a loop that decides they are copied to where they stay."""
-    monkeypatch.setattr(native, "_POOL", 8)
+    monkeypatch.setattr(words, "_POOL", 8)
     whole, steps = both("a loop that decides")
     assert_same_gradients(whole.gradients, steps.gradients)
     whole, steps = both("experts in a loop that decides")
