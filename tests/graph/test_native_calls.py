@@ -137,6 +137,42 @@ def test_what_weights_learn_of_rows_where_they_lie_is_what_is_kept_and_added_up_
     assert not pieces
 
 
+class Normed(nn.Module):
+    """The way back adds up itself what the weights of its norm learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.map = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(self.map(self.norm(h))), c + h
+
+
+@pytest.mark.parametrize("nbytes", [native.BYTES_BACK, 3])
+def test_what_the_way_back_adds_up_is_added_with_the_products(
+    monkeypatch: pytest.MonkeyPatch, nbytes: int
+) -> None:
+    def normed(state: Stream, graph: Graph) -> Stream:
+        return state.through(Normed().double(), name="cell", keep="activations")
+
+    whole: list[bool] = []
+    before = sums.GradientCall.add
+
+    def note(call: Any, out: Tensor, pieces: Any, **how: bool) -> None:
+        whole.append(how["whole"])
+        before(call, out, pieces, **how)
+
+    monkeypatch.setattr(sums.GradientCall, "add", note)
+    monkeypatch.setattr(native, "BYTES_BACK", nbytes)
+    found = []
+    for run in ("whole", "steps"):
+        torch.manual_seed(1)
+        data = [*sets(200), *sets(150)]
+        found.append(accumulate(turning(normed, run), data, Order(max_active=1)).gradients)
+    assert_same_gradients(*found)
+    assert any(whole) and not all(whole)
+
+
 def test_a_weight_of_two_modules_gets_what_both_of_them_learn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
