@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from geartrain.native import library
+from geartrain.native import library, pool
 from geartrain.nodes.loop import arenas, buffers
 from geartrain.nodes.loop import native as loop_native
 from geartrain.nodes.loop.arenas import PassingMemory, RowMemory
@@ -101,7 +101,7 @@ def test_rows_that_a_function_has_kept_stay_as_they_were(
         kept.extend([(x, x.clone()) for x in m.payload])
         return unsure(m)
 
-    alone = buffers.is_alone
+    alone = pool.is_alone
     for careless in (False, True):
         kept.clear()
         # That gradients of the same turn lie where values lay is not to be seen here.
@@ -123,7 +123,7 @@ def test_rows_that_wait_for_a_step_stay_as_they_were(
     if what == "own":
         monkeypatch.setattr(RowMemory, "is_alone", True)
     else:
-        monkeypatch.setattr(arenas.pool, "is_alone", lambda *_: True)
+        monkeypatch.setattr(pool, "is_alone", lambda *_: True)
     with pytest.raises(AssertionError, match="is off by"):
         assert_same_gradients(passed().gradients, want)
 
