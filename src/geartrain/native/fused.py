@@ -255,8 +255,9 @@ class Steps:
 
     def room(self, n: int) -> int:
         """Numbers that C writes in between, of n rows, on whatever threads it uses."""
+        asked = n * self.between
         piece = max(LEAST_ROWS * self.between, IN_BETWEEN // self._dtype.itemsize)
-        return min(n * self.between, piece * torch.get_num_threads())
+        return asked if asked <= piece else min(asked, piece * torch.get_num_threads())
 
     def run(self, n: int, addresses: Sequence[int]) -> None:
         """Take n rows through it.

@@ -97,6 +97,7 @@ class NativeCalls:
         self._words = CallWords(room.words)
         self._records = np.zeros((0, calls.CALL_WORDS), np.int64)
         self._at_records = 0
+        self._listed: list[list[int]] | None = None  # all records, when calls go back
         self._planned: dict[int, IntArray] = {}
         self.count = 0
         """Calls made so far."""
@@ -368,18 +369,23 @@ class NativeCalls:
         Returns:
             The first of the calls that have been taken back.
         """
+        if self._listed is None:
+            self._listed = self._records.tolist()
         begin, nbytes = end, 0
         while begin and self.made(begin - 1):
-            number, n, first = self._records[begin - 1, :3].tolist()
+            number, n, first, *_ = self._listed[begin - 1]
             more = self._modules[number].nbytes_back(first, n)
             if nbytes and nbytes + more > BYTES_BACK:
                 break
             nbytes, begin = nbytes + more, begin - 1
         self._back(begin, end, got, updates)
+        if not begin:
+            self._listed = None
         return begin
 
     def _back(self, begin: int, end: int, got: Got, updates: Updates) -> None:
-        records, tables = self._records[begin:end].tolist(), self._tables
+        assert self._listed is not None
+        records, tables = self._listed[begin:end], self._tables
         self._return.begin(records, updates)
         room, much = self._extent(records, forward=False)
         assert self._modules.dtype is not None
