@@ -17,7 +17,8 @@ from geartrain.errors import GeartrainError, WorkerError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph, Stream
 from geartrain.native import calls, library, sums
-from geartrain.nodes.loop import native
+from geartrain.nodes.loop import native, words
+from geartrain.nodes.loop.bound import CalledModules
 from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.module import NativeKept
 from geartrain.nodes.loop.node import LoopNode
@@ -111,9 +112,9 @@ def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     before = sums.GradientCall.add
 
-    def note(call: Any, out: Tensor, pieces: Any, *, add: bool) -> None:
+    def note(call: Any, out: Tensor, pieces: Any, **how: bool) -> None:
         found.append(len(pieces))
-        before(call, out, pieces, add=add)
+        before(call, out, pieces, **how)
 
     monkeypatch.setattr(sums.GradientCall, "add", note)
     return found
@@ -134,6 +135,42 @@ def test_what_weights_learn_of_rows_where_they_lie_is_what_is_kept_and_added_up_
         found.append(accumulate(make("whole"), data(), FEW).gradients)
     assert_same_gradients(*found)
     assert not pieces
+
+
+class Normed(nn.Module):
+    """The way back adds up itself what the weights of its norm learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.map = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(self.map(self.norm(h))), c + h
+
+
+@pytest.mark.parametrize("nbytes", [native.BYTES_BACK, 3])
+def test_what_the_way_back_adds_up_is_added_with_the_products(
+    monkeypatch: pytest.MonkeyPatch, nbytes: int
+) -> None:
+    def normed(state: Stream, graph: Graph) -> Stream:
+        return state.through(Normed().double(), name="cell", keep="activations")
+
+    whole: list[bool] = []
+    before = sums.GradientCall.add
+
+    def note(call: Any, out: Tensor, pieces: Any, **how: bool) -> None:
+        whole.append(how["whole"])
+        before(call, out, pieces, **how)
+
+    monkeypatch.setattr(sums.GradientCall, "add", note)
+    monkeypatch.setattr(native, "BYTES_BACK", nbytes)
+    found = []
+    for run in ("whole", "steps"):
+        torch.manual_seed(1)
+        data = [*sets(200), *sets(150)]
+        found.append(accumulate(turning(normed, run), data, Order(max_active=1)).gradients)
+    assert_same_gradients(*found)
+    assert any(whole) and not all(whole)
 
 
 def test_a_weight_of_two_modules_gets_what_both_of_them_learn(
@@ -205,11 +242,11 @@ def test_addresses_are_written_anew_where_what_a_call_reads_or_writes_has_moved(
     found: list[tuple[Any, ...]] = []
     before = CallLayout.place
 
-    def place(self: CallLayout, arena: Any, fleeting: Any, held: Any) -> None:
+    def place(self: CallLayout, arena: Any, fleeting: Any, held: Any) -> object:
         lying = [x.data_ptr() for v in self.values for x in held.likes(v) or ()]
         # All are held, so that no address comes again.
         found.append((self, held, (arena, fleeting), lying))
-        before(self, arena, fleeting, held)
+        return before(self, arena, fleeting, held)
 
     monkeypatch.setattr(CallLayout, "place", place)
 
@@ -254,7 +291,7 @@ def test_room_for_row_numbers_is_made_anew_where_more_come_than_it_has(
     monkeypatch: pytest.MonkeyPatch, made: dict[str, int]
 ) -> None:
     """Of a loop that decides they are copied to where they stay."""
-    monkeypatch.setattr(native, "_POOL", 8)
+    monkeypatch.setattr(words, "_POOL", 8)
     whole, steps = both("a loop that decides")
     assert_same_gradients(whole.gradients, steps.gradients)
     whole, steps = both("experts in a loop that decides")
@@ -283,7 +320,7 @@ def test_what_has_been_multiplied_is_not_put_together_again(
 
 @pytest.mark.parametrize("starts", [None, 0, 1, 2, 3, -1])
 def test_rows_that_are_not_there_are_refused(starts: int | None) -> None:
-    before = native.NativeCalls._made_of
+    before = CalledModules.made_of
 
     def harmed(read: Read) -> Read:
         if starts is not None and read.starts is not None:
@@ -292,21 +329,21 @@ def test_rows_that_are_not_there_are_refused(starts: int | None) -> None:
             return replace(read, starts=falling)
         return read if starts is not None else replace(read, rows=read.rows + (1 << 40))
 
-    def made_of(self: native.NativeCalls, stage: Any, rows: Any) -> Any:
+    def made_of(self: CalledModules, stage: Any, rows: Any) -> Any:
         tensors = before(self, stage, rows)
         return tensors and [replace(t, reads=[*map(harmed, t.reads)]) for t in tensors]
 
     make, data = CASES["sums of children"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native.NativeCalls, "_made_of", made_of)
+        patch.setattr(CalledModules, "made_of", made_of)
         with pytest.raises(GeartrainError, match="a row is read that is not there"):
             accumulate(make("whole"), data(), FEW)
 
 
 def test_members_that_begin_behind_their_end_are_refused_where_calls_are_found() -> None:
-    before = native.NativeCalls._whence
+    before = CalledModules.whence
 
-    def whence(self: native.NativeCalls, stage: Any, rows: Any) -> Any:
+    def whence(self: CalledModules, stage: Any, rows: Any) -> Any:
         found = before(self, stage, rows)
         return found and [
             [one._replace(starts=-one.starts) if one.starts is not None else one for one in some]
@@ -315,7 +352,7 @@ def test_members_that_begin_behind_their_end_are_refused_where_calls_are_found()
 
     make, data = CASES["sums in a loop that looks"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native.NativeCalls, "_whence", whence)
+        patch.setattr(CalledModules, "whence", whence)
         with pytest.raises(GeartrainError, match="a row is read that is not there"):
             accumulate(make("whole"), data(), FEW)
 

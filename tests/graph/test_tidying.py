@@ -14,7 +14,7 @@ from geartrain.nodes.loop.listing import Listing
 
 
 def _turn(calls: int, made: int | None) -> Any:
-    native = None if made is None else SimpleNamespace(count=made)
+    native = None if made is None else SimpleNamespace(count=made, leave=lambda: None)
     return SimpleNamespace(native=native, plan=SimpleNamespace(calls=[None] * calls))
 
 

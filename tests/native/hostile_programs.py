@@ -27,7 +27,7 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.held import Held, Recalled
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.looked_up import Lookup
-from geartrain.nodes.loop.native import NativeCalls
+from geartrain.nodes.loop.bound import CalledModules
 from geartrain.nodes.loop.reads import Read, ReadTensor
 from geartrain.nodes.ragged import AbstractRaggedChoice, AbstractRaggedProgram
 from geartrain.nodes.remembering import Remembering, RememberingRead
@@ -320,9 +320,9 @@ def reads(draw: Draw) -> Found:
         return graph, _modules(graph)
 
     run: Found = session_of(draw, made, data())
-    before = NativeCalls._made_of
+    before = CalledModules.made_of
 
-    def made_of(self: NativeCalls, stage: Any, rows: Any) -> list[ReadTensor] | None:
+    def made_of(self: CalledModules, stage: Any, rows: Any) -> list[ReadTensor] | None:
         tensors = before(self, stage, rows)
         told = sum(len(t.reads) for t in tensors or ())
         if tensors is None or len(spoilt) != at or not told:
@@ -337,7 +337,7 @@ def reads(draw: Draw) -> Found:
             if any(spoilt):
                 raise ValueError("rows that are not there")
             return run()
-        with mock.patch.object(NativeCalls, "_made_of", made_of):
+        with mock.patch.object(CalledModules, "made_of", made_of):
             return run()
 
     return both

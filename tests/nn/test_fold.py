@@ -152,6 +152,17 @@ def test_gradients_are_those_of_plain_torch(name: str, calls: int, dtype: torch.
     assert_close(found, _plainly(module, inputs, dy), rtol=close, atol=close)
 
 
+@each_case
+def test_weights_are_those_of_the_firing_where_they_change_in_place(name: str) -> None:
+    module, program, inputs = _made(name)
+    dy = torch.randn(N, D, dtype=torch.float64)
+    for _ in range(3):
+        found = _by_calls(module, program, inputs, dy, calls=2)
+        assert_close(found, _plainly(module, inputs, dy), rtol=1e-12, atol=1e-12)
+        for p in module.parameters():
+            p.data.mul_(1.5)  # which torch does not count
+
+
 @pytest.mark.parametrize(
     ("name", "frozen"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -11,14 +12,14 @@ from torch import Tensor, nn
 
 from geartrain.errors import ProtocolError
 from geartrain.native import library, pool
-from geartrain.native.fused import AT_A_TIME, At, Op, Reckoning, Step, Steps
-from geartrain.native.fused import packed as pack
+from geartrain.native.fused import AT_A_TIME, At, Op, Packing, Reckoning, Step, Steps
 from geartrain.native.pool import LEAST
 from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
 from geartrain.native.steady import steady
 from geartrain.nn.derivation import derive
 from geartrain.nn.fused import PackedWeights
 from geartrain.nn.operands import Operands
+from geartrain.nn.packs import OperandPlaces
 from geartrain.nn.program import Program
 from geartrain.nn.steps import MOST_WEIGHTS
 from geartrain.nodes.gradient import GradientSum
@@ -212,13 +213,14 @@ def test_a_row_that_a_table_lacks_is_refused_as_torch_does_it() -> None:
 def test_weights_are_packed_once_a_firing_and_anew_in_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    packed: list[bool] = []
+    packed: list[Packing] = []
+    before = Packing.run
 
-    def watched(weight: Tensor, *, turned: bool) -> Tensor:
-        packed.append(turned)
-        return pack(weight, turned=turned)
+    def watched(self: Packing) -> None:
+        packed.append(self)
+        before(self)
 
-    monkeypatch.setattr("geartrain.nn.fused.packed", watched)
+    monkeypatch.setattr(Packing, "run", watched)
     module, inputs = _made("stacked", torch.float64)
     assert isinstance(module, Stacked)
     program = Program(derive(module, inputs), Operands(module))
@@ -226,16 +228,69 @@ def test_weights_are_packed_once_a_firing_and_anew_in_the_next(
     with torch.no_grad(), steady():
         program.forward(inputs)
         program.forward(inputs)
-    assert packed == [False]
+    assert len(packed) == 1
     module.new.weight.data.mul_(2)  # which torch does not count
     with torch.no_grad(), steady():
         (y, _), _ = program.forward(inputs)
-    assert packed == [False, False]
+    assert packed == packed[:1] * 2  # where they were packed
     torch.testing.assert_close(y, module(*inputs)[0].detach())
     with torch.no_grad():
         program.forward(inputs)
         program.forward(inputs)
-    assert packed == [False] * 4
+    assert len(set(packed)) == 3
+
+
+def _moved(module: nn.Module) -> None:
+    for p in module.parameters():
+        p.data = p.data * 2
+
+
+def _turned(module: nn.Module) -> None:
+    for p in module.parameters():
+        if p.ndim == 2:
+            p.data = p.data.t().contiguous().t()
+
+
+def _replaced(module: nn.Module) -> None:
+    for each in module.modules():
+        for name, p in list(each.named_parameters(recurse=False)):
+            setattr(each, name, nn.Parameter(p.detach() / 2))
+
+
+@pytest.mark.parametrize("change", [_moved, _turned, _replaced])
+@pytest.mark.parametrize("name", ["stacked", "gates", "normed"])
+def test_weights_that_lie_elsewhere_are_found_there(
+    name: str, change: Callable[[nn.Module], None]
+) -> None:
+    module, inputs = _made(name, torch.float64)
+    program = Program(derive(module, inputs), Operands(module))
+    for _ in range(2):
+        with torch.no_grad(), steady():
+            found, _ = program.forward(inputs)
+            want = module(*inputs)
+        torch.testing.assert_close(found, want if isinstance(want, tuple) else (want,))
+        change(module)
+
+
+def test_another_thread_packs_weights_elsewhere() -> None:
+    """Nobody writes where a thread may be reading."""
+    module, inputs = _made("stacked", torch.float64)
+    program = Program(derive(module, inputs), Operands(module))
+    places: list[OperandPlaces] = []
+
+    def look() -> None:
+        with torch.no_grad(), steady():
+            operands = program.operands.tensors()
+            places.append(program._packed.of(program.pair.forward, operands))
+
+    look()
+    look()
+    other = threading.Thread(target=look)
+    other.start()
+    other.join()
+    look()
+    assert places[0] is places[1]
+    assert len({*map(id, places)}) == 3
 
 
 def test_threads_share_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:

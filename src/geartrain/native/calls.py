@@ -79,6 +79,7 @@ class RowsLearnt:
         columns: Those of it that the product has; None: all.
         left: Which result of the backward the rows are.
         right: That which they are multiplied with; None: they are added up.
+        whole: Whether the backward has added them up: the left is one row, the gradient.
     """
 
     parameter: Any
@@ -86,6 +87,7 @@ class RowsLearnt:
     columns: tuple[tuple[int, int], ...] | None
     left: int
     right: int | None
+    whole: bool = False
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -117,8 +119,8 @@ class CallForm:
         learn: Adds what the backward has found for the weights: its results, the outputs that have
             got a gradient as bits, how many rows, the sum, and whether what ``rows_learnt`` gives
             is left out.
-        rows_learnt: Gives what of that is but products and sums of rows, and the results of the
-            backward that the rest is made of: of these bits, and the sum.
+        rows_learnt: Gives what of that is but products and sums of rows, or has been added up, and
+            the results of the backward that the rest is made of: of these bits, and the sum.
         split: Whether it is to be told of each update by itself, where rows are of several.
         draws: Whether the forward takes seeds, an int64 for each row, behind the inputs.
 
@@ -293,7 +295,7 @@ def copying(likes: Sequence[Tensor], dtype: torch.dtype) -> CallForm:
     """
     n = len(likes)
     floating = [j for j, x in enumerate(likes) if x.is_floating_point()]
-    nothing = Steps([], [], dtype)
+    nothing, nowhere = Steps([], [], dtype), list[int]()
     return CallForm(
         RoutineForm(nothing, 0, [], [], range(n)),
         RoutineForm(nothing, 0, [], [], range(len(floating))),
@@ -303,7 +305,7 @@ def copying(likes: Sequence[Tensor], dtype: torch.dtype) -> CallForm:
         tuple(floating),
         {j: frozenset((k,)) for k, j in enumerate(floating)},
         dtype,
-        lambda _: [],
+        lambda _: nowhere,
         lambda *_: None,
         lambda *_: ((), ()),
         False,

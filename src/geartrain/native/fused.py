@@ -288,8 +288,9 @@ class Steps:
 
     def room(self, n: int) -> int:
         """Numbers that C writes in between, of n rows, on whatever threads it uses."""
+        asked = n * self.between
         piece = max(LEAST_ROWS * self.between, IN_BETWEEN // self._dtype.itemsize)
-        return min(n * self.between, piece * torch.get_num_threads())
+        return asked if asked <= piece else min(asked, piece * torch.get_num_threads())
 
     def run(self, n: int, addresses: Sequence[int]) -> None:
         """Take n rows through it.
@@ -354,21 +355,60 @@ def available(dtype: torch.dtype) -> bool:
     return native is not None and "fused_run" in native.typed.get(dtype, {})
 
 
-def packed(weight: Tensor, *, turned: bool) -> Tensor:
-    """A weight ``(out, in)`` as products read it.
+@final
+class Packing:
+    """Weights as products read them, packed in one call, and again where they lie then.
 
     Args:
-        weight: Contiguous, on the CPU.
-        turned: Rows of ``out`` meet it, not rows of ``in``.
+        dtype: Of the weights.
     """
-    native = library.current()
-    assert native is not None
-    out, into = weight.shape
-    depth, width = (out, into) if turned else (into, out)
-    found = weight.new_empty(depth * (width + -width % _LANES))
-    run = native.typed[weight.dtype]["fused_pack"][0]
-    run(out, into, int(turned), weight.data_ptr(), found.data_ptr())
-    return found
+
+    __slots__ = ("_count", "_dtype", "_held", "_packed", "_words")
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype, self._count = dtype, 0
+        self._held: list[Tensor] = []
+        self._words: list[int] = []
+        self._packed = b""
+
+    def add(self, weight: Tensor, *, turned: bool) -> int:
+        """A weight more; where it will be packed.
+
+        Args:
+            weight: ``(out, in)``, contiguous, on the CPU.
+            turned: Rows of ``out`` meet it, not rows of ``in``.
+        """
+        out, into = weight.shape
+        depth, width = (out, into) if turned else (into, out)
+        found = weight.new_empty(depth * (width + -width % _LANES))
+        at = found.data_ptr()
+        self._held += (weight, found)
+        self._words += (out, into, int(turned), weight.data_ptr(), at)
+        self._count += 1
+        self._packed = b""
+        return at
+
+    def packed(self, number: int) -> Tensor:
+        """The weight that was added so, packed."""
+        return self._held[2 * number + 1]
+
+    def run(self) -> None:
+        """Pack all of them, as they are now."""
+        if not self._count:
+            return
+        if not self._packed:
+            self._packed = pack(f"{len(self._words)}q", *self._words)
+        native = library.current()
+        assert native is not None
+        native.typed[self._dtype]["fused_pack"][0](self._packed, self._count)
+
+
+def packed(weight: Tensor, *, turned: bool) -> Tensor:
+    """A weight as ``Packing`` packs it."""
+    one = Packing(weight.dtype)
+    one.add(weight, turned=turned)
+    one.run()
+    return one.packed(0)
 
 
 _LANES: Final = 16

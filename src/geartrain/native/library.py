@@ -73,7 +73,7 @@ _TYPED: Final[Mapping[str, Arguments]] = {
     "map_forward": (*[_N] * 3, *[_P] * 4),
     "map_backward": (*[_N] * 3, *[_P] * 6),
     "fused_run": (_N, _N, BYTES, _N, _N, BYTES, BYTES, _N),
-    "fused_pack": (_N, _N, _N, _P, _P),
+    "fused_pack": (BYTES, _N),
     "calls_forward": (_N, _P, _P, _N, _N, _P),
     "calls_backward": (_N, _P, _P, _P, _N, _N, _P),
     "ragged_run": (_N, BYTES, _N, _N, BYTES, _N, BYTES, BYTES, BYTES, _N, BYTES, _N),

@@ -195,10 +195,10 @@ def _count(x: Tensor) -> int:
 _ALONE: Final = _count(torch.empty(1))
 
 
-def is_alone(x: Tensor) -> bool:
-    """Whether no other tensor is known to have its memory, whole or in part; False if torch cannot
-    be asked."""
-    return _uses is not None and _count(x) == _ALONE
+def is_alone(x: Tensor, known: int = 0) -> bool:
+    """Whether no other tensor has its memory, whole or in part, but for so many that are known;
+    False if torch cannot be asked."""
+    return _uses is not None and _count(x) == _ALONE + known
 
 
 os.register_at_fork(after_in_child=shared.forked)

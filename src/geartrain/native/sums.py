@@ -135,25 +135,35 @@ class GradientCall:
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+        self._dtype, self._most = dtype, most_work() if may_sum(dtype) else -1
         self._words: list[int] = []
         self._count = self._work = 0
 
     def may_add(self, out: Tensor, n: int) -> bool:
         """Whether it is for this gradient and n rows."""
-        return may_be_summed(out, n, self._dtype)
+        fits = n * out.numel() <= self._most and out.dtype is self._dtype
+        return fits and out.is_contiguous() and out.is_cpu
 
-    def add(self, out: Tensor, pieces: Sequence[tuple[int, ...]], *, add: bool) -> None:
+    def add(
+        self,
+        out: Tensor,
+        pieces: Sequence[tuple[int, ...]],
+        *,
+        add: bool,
+        whole: bool = False,
+    ) -> None:
         """Products of rows, or their sums, for one weight; ``may_add`` has let it pass.
 
         Args:
-            out: The gradient, contiguous, of one or two dimensions; it is written by ``run``.
+            out: The gradient, contiguous; it is written by ``run``.
             pieces: Where rows of ``out.shape[0]`` lie and, for one of two dimensions, those of
                 ``out.shape[1]`` that they are multiplied with; and how many.
             add: Whether something is there already.
+            whole: Each row is as the gradient, of whatever dimensions.
         """
-        width = out.shape[1] if out.ndim == 2 else 0
-        self._words += (out.data_ptr(), out.shape[0], width, add, len(pieces))
+        width = out.shape[1] if out.ndim == 2 and not whole else 0
+        height = out.numel() if whole else out.shape[0]
+        self._words += (out.data_ptr(), height, width, add, len(pieces))
         for piece in pieces:
             self._words += piece
         self._count += 1

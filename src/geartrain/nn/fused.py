@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -22,12 +22,9 @@ from geartrain.native import pool
 from geartrain.native.calls import RoutineForm
 from geartrain.native.fused import At, Op, Step, Steps, packed
 from geartrain.native.steady import firing
+from geartrain.nn.packs import OperandPlaces, Runs, columns_of
 from geartrain.nn.terms import Term
 from geartrain.nodes.products import matrix
-
-Addresses: TypeAlias = tuple[list[int], list[Tensor]]
-Runs: TypeAlias = tuple[tuple[int, int], ...]
-"""Columns of a weight: first and end of those that are neighbours."""
 
 
 @final
@@ -71,7 +68,7 @@ class MadeTable:
             lone: The product alone.
         """
         weight, table = operands[self.weight], operands[self.table].contiguous()
-        met = packed(_columns(weight, (self.columns,)), turned=False)
+        met = packed(columns_of(weight, (self.columns,)), turned=False)
         found = table.new_empty((table.shape[0], weight.shape[0]))
         bias = None
         if self.biases:
@@ -90,14 +87,6 @@ class MadeTable:
         return Steps([Step(Op.PRODUCT, out, places, many=depth)], [0] * 4, dtype)
 
 
-def _columns(weight: Tensor, runs: Runs | None) -> Tensor:
-    """Columns of a weight side by side; None: all."""
-    if runs is None:
-        return weight.contiguous()
-    some = [weight[:, first:end] for first, end in runs]
-    return torch.cat(some, 1) if len(some) > 1 else some[0].contiguous()
-
-
 @final
 class PackedWeights:
     """Where the weights of one function are, packed for products, for the length of a firing.
@@ -110,30 +99,28 @@ class PackedWeights:
 
     def __init__(self) -> None:
         self._firing = 0
-        self._held: dict[Routine, Addresses] = {}
+        self._held: dict[Routine, OperandPlaces] = {}
         self._rows = self._before = 0
 
-    def begin(self) -> int:
-        """The number of the firing; what was there for another one is forgotten."""
+    def of(self, routine: Routine, operands: Sequence[Tensor]) -> OperandPlaces:
+        """Of all operands; it must live as long as anybody reads there."""
         number = firing.number
-        if number and number != self._firing:
-            self._held, self._firing = {}, number
-            self._before, self._rows = self._rows, 0
-        return number
-
-    def of(self, routine: Routine, operands: Sequence[Tensor]) -> Addresses:
-        """By slot, and what must live meanwhile."""
-        if not self.begin():
-            return routine.addresses(operands)
-        found = self._held.get(routine)
-        if found is None:
-            found = self._held[routine] = routine.addresses(operands)
+        found = self._held.get(routine) if number else None
+        if found is not None and (found.firing == number or found.renew(operands)):
+            found.firing = number
+            return found
+        found = routine.places(operands)
+        if number:
+            found.firing, self._held[routine] = number, found
         return found
 
     def expects(self, n: int) -> int:
         """How many rows meet tables that are made now, if n more come."""
-        if not self.begin():
+        number = firing.number
+        if not number:
             return n
+        if number != self._firing:
+            self._firing, self._before, self._rows = number, self._rows, 0
         self._rows += n
         return max(self._rows, self._before)
 
@@ -201,28 +188,28 @@ class Routine:
         """Of each result, whether it has a row for each row; else rows are added up in it."""
         return tuple([k >= 0 or self._made[~k].rows for k in self._results])
 
-    def addresses(self, operands: Sequence[Tensor]) -> Addresses:
-        """Those of operands, by slot, and the tensors that are there.
+    def places(self, operands: Sequence[Tensor]) -> OperandPlaces:
+        """Those of operands.
 
         Raises:
             ProtocolError: A weight has another dtype than when it was traced.
         """
-        found, held = [0] * self._slots, []
+        found, whole = OperandPlaces(self._slots, self._dtype), not self._tables
         for k in self._read:
             if operands[k].dtype is not self._dtype:
                 raise ProtocolError(f"a weight is {operands[k].dtype}, and was {self._dtype}")
         for k, slot in self._operands:
-            held.append(operands[k].contiguous())
-            found[slot] = held[-1].data_ptr()
-        for k, turned, columns, slot in self._weights:
-            held.append(packed(_columns(matrix(operands[k]), columns), turned=turned))
-            found[slot] = held[-1].data_ptr()
+            found.add(slot, operands[k].contiguous())
+        for k, turned, runs, slot in self._weights:
+            found.add_packed(slot, k, matrix(operands[k]), runs, turned=turned)
         for slot, x in self._fixed:
-            found[slot] = x.data_ptr()
+            found.add(slot, x)
+        found.pack()
         for table, slot, steps in self._tables:
-            held.append(table.of(operands, steps))
-            found[slot] = held[-1].data_ptr()
-        return found, held
+            found.add(slot, table.of(operands, steps))
+        if whole and all(operands[k].is_contiguous() for k in self._read):
+            found.last(operands, self._read)
+        return found
 
     @staticmethod
     def _refusal(x: Tensor, n: int, width: int, dtype: torch.dtype) -> ProtocolError:
@@ -256,8 +243,8 @@ class Routine:
         Raises:
             ProtocolError: An argument has another dtype, or another width, than those of the trace.
         """
-        always, _held = weights.of(self, arguments)
-        addresses = always.copy()
+        places = weights.of(self, arguments)
+        addresses = places.addresses.copy()
         copies = []
         for k, slot, width, dtype in self._given:
             x = arguments[k]
@@ -338,7 +325,7 @@ def run_together(
     for number, (routine, size, own, packs) in enumerate(
         zip(routines, sizes, operands, weights, strict=True)
     ):
-        addresses = packs.of(routine, own)[0].copy()
+        addresses = packs.of(routine, own).addresses.copy()
         for slot, at, width in places:
             addresses[slot] = at + start * width
         for one, theirs in zip(first._made, made, strict=True):

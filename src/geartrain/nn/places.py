@@ -15,7 +15,8 @@ from torch import Tensor, fx
 
 from geartrain.native.fused import At, Op, Reckoning, Step
 from geartrain.nn.constants import MOST_CONSTANT, Constants
-from geartrain.nn.fused import MadeTable, MadeTensor, Runs
+from geartrain.nn.fused import MadeTable, MadeTensor
+from geartrain.nn.packs import Runs
 
 aten = torch.ops.aten
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import partial
+from operator import is_
 from typing import Any, Final, cast, final
 from weakref import WeakValueDictionary
 
@@ -38,9 +39,11 @@ class _Terms:
         all: Of them.
         later: Those that may wait for those of other calls.
         at_once: The others.
-        lying: Products and sums of rows, which may be made from where the rows lie.
+        lying: Products and sums of rows, and what has been added up, which may be made, or
+            added, from where it lies.
         rest: The others.
         resting: Which results of the backward these are made of.
+        learning: Operands that get what lies, or may wait.
         by_update: Whether it is to be done update by update: what the backward adds up itself, and
             rows of which some are left out.
     """
@@ -51,14 +54,15 @@ class _Terms:
         self.at_once = [t for t in terms if t.how not in _LATER]
         self.lying = [t for t in terms if t.how in _LYING]
         self.rest = [t for t in terms if t.how not in _LYING]
+        self.learning = sorted({t.operand for t in (*self.lying, *self.later)})
         self.resting = frozenset([t.first + k for t in self.rest for k in range(_TENSORS[t.how])])
         self.by_update = any(t.how == "value" or t.padding >= 0 for t in self.at_once)
 
 
 _TENSORS: Final = {"value": 1, "product": 2, "sum": 1, "rows": 2, "looked up": 2}
 """Results that a term is made of."""
-_LYING: Final = ("product", "sum")
-_LATER: Final = (*_LYING, "looked up")
+_LYING: Final = ("product", "sum", "value")
+_LATER: Final = ("product", "sum", "looked up")
 
 
 @final
@@ -84,6 +88,7 @@ class Program(AbstractKernel):
         self._by_torch = _Terms(cut.parts.terms)
         self._in_c = None if self._pair is None else _Terms(self._pair.terms)
         self._lookups: dict[Term, Lookup] = {}
+        self._learnt: dict[int, tuple[GradientSum, list[Tensor], list[RowsLearnt]]] = {}
         self.apart = not self.terms.by_update or (
             self._pair is not None
             and available(self._pair.dtype)
@@ -196,7 +201,7 @@ class Program(AbstractKernel):
     def _addresses(self, there: Routine, forward: bool) -> list[int]:
         """Those of operands by slot, for the length of a firing."""
         routine = there if forward else self.pair.backward
-        return self._packed.of(routine, self.operands.tensors())[0]
+        return self._packed.of(routine, self.operands.tensors()).addresses
 
     def _came(self, outputs: int) -> frozenset[int]:
         """Which tangents came, by the outputs that got a gradient."""
@@ -208,14 +213,21 @@ class Program(AbstractKernel):
         """Products and sums of rows that weights learn, and the results that what else they learn
         is made of."""
         own, operands = self.terms, self.operands.tensors()
-        if not own.lying or not self._all_learn(operands):
+        mine = [operands[k] for k in own.learning]
+        if not own.lying or not all(x.requires_grad for x in mine):
             return (), ()
+        before = self._learnt.get(outputs)
+        if before is not None and before[0] is into and all(map(is_, before[1], mine)):
+            return before[2], own.resting
         came, found = self._came(outputs), []
         for term in own.lying:
             if term.tangents & came:
                 parameter, its = self._learner(term, operands, into)
                 right = term.first + 1 if term.how == "product" else None
-                found.append(RowsLearnt(parameter, its, term.columns, term.first, right))
+                rest = term.first, right, term.how == "value"
+                found.append(RowsLearnt(parameter, its, term.columns, *rest))
+        if self._computed is None:  # else another sum may have them in the next firing
+            self._learnt[outputs] = into, mine, found
         return found, own.resting
 
     def _learn_listed(

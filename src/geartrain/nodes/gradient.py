@@ -240,45 +240,35 @@ class GradientSum:
         if slot.waiting >= _MOST_WAITING:
             slot.add_up_waiting()
 
-    def may_add_in(
+    def slot_for(
         self,
         call: sums.AbstractGradientCall,
         parameter: torch.nn.Parameter,
         n: int,
         columns: Runs | None = None,
-    ) -> bool:
-        """Whether ``add_in`` is for n rows of this parameter."""
-        if self._updates is not None or operations.listening:
-            return False
-        return call.may_add(self._slot(parameter, columns).matrix(), n)
-
-    def add_in(
-        self,
-        call: sums.AbstractGradientCall,
-        parameter: torch.nn.Parameter,
-        pieces: Sequence[tuple[int, ...]],
-        *,
-        columns: Runs | None = None,
-    ) -> None:
-        """``add_product`` or ``add_sum`` of rows where they lie, when ``call`` runs, which is to be
-        before anything else is added.
+    ) -> Slot | None:
+        """Where products and sums of n rows may be added by a call that makes them from where they
+        lie; None: they are not for it.
 
         Args:
-            call: Makes sums.
+            call: It, which is to run before anything else is added.
             parameter, columns: As for ``add_product``.
-            pieces: As ``call`` has them.
+            n: Rows.
         """
-        slot = self._slot(parameter, columns)
-        call.add(slot.matrix(), pieces, add=not slot.fresh)
-        slot.fresh = False
+        if self._updates is not None or operations.listening:
+            return None
+        slot = self._slots[parameter]
+        if columns is not None:
+            slot = slot.part(columns)
+        return slot if call.may_add(slot.matrix(), n) else None
 
     def add_all_in(
         self,
         call: sums.AbstractGradientCall,
         some: Sequence[tuple[torch.nn.Parameter, tuple[int, ...]]],
     ) -> bool:
-        """``add_in`` of a piece for each of several parameters, of which the last number is that of
-        its rows, if that is for all of them; False, and nothing has happened."""
+        """Have a call add a piece to each of several parameters, of which the last number is that
+        of its rows, if that is for all of them; False, and nothing has happened."""
         if self._updates is not None or operations.listening:
             return False
         slots = [self._slots[parameter] for parameter, _ in some]
@@ -290,10 +280,6 @@ class GradientSum:
             call.add(x, [piece], add=not slot.fresh)
             slot.fresh = False
         return True
-
-    def _slot(self, parameter: torch.nn.Parameter, columns: Runs | None) -> Slot:
-        slot = self._slots[parameter]
-        return slot if columns is None else slot.part(columns)
 
     def add_rows(self, parameter: torch.nn.Parameter, indices: Tensor, rows: Tensor) -> None:
         """Add ``rows[i]`` to row ``indices[i]``; kept as lists, handed over as one sparse tensor.

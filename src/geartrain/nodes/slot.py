@@ -87,6 +87,13 @@ class Slot:
             whole = self.buffer = whole.contiguous()
         return matrix(whole)
 
+    def add_in(
+        self, call: sums.GradientCall, pieces: Sequence[tuple[int, int, int]], *, whole: bool
+    ) -> None:
+        """Products or sums of rows are added when a call runs; arguments as for its ``add``."""
+        call.add(self.matrix(), pieces, add=not self.fresh, whole=whole)
+        self.fresh = False
+
     def multiply(self, left: Tensor, right: Tensor) -> None:
         """Add a product."""
         dtype = self.parameter.dtype

@@ -11,8 +11,16 @@ from torch import Tensor
 
 from geartrain.native import pool
 
+MUCH_MORE: Final = 2
+"""Memory for so many times the rows that come is not used again."""
+ENOUGH: Final = 0.85
+"""Of the rows that are expected: memory for fewer is not used again. Those who expect rows expect
+an eighth more than came last."""
+
 _LINE: Final = 64
 """Bytes: each tensor of an arena begins at a multiple."""
+
+_NOTHING: Final = torch.empty(0, dtype=torch.uint8)
 
 
 def larger(rows: int, least: int, expected: int) -> int:
@@ -47,6 +55,45 @@ class Block:
 
 
 @final
+class PassingMemory:
+    """Memory that is lent in ranges, until all of them are done with; then it is lent anew.
+
+    As much as was asked for at a time before is there at once.
+    """
+
+    __slots__ = ("_asked", "_memory", "_most", "_used")
+
+    def __init__(self) -> None:
+        self._memory = _NOTHING
+        self._used = self._asked = self._most = 0
+
+    def begin(self) -> None:
+        """What has been lent is done with, but for what somebody still has a view of."""
+        self._most = max(self._most, self._asked)
+        self._used = self._asked = 0
+        if self._memory.nbytes < self._most or not pool.is_alone(self._memory):
+            self._memory = _NOTHING
+            self._memory = pool.shared.empty((self._most,), torch.uint8)
+
+    def rest(self) -> None:
+        """A turn is over: much more than it has asked for is not kept."""
+        self.begin()
+        if self._memory.nbytes > MUCH_MORE * self._most:
+            self._memory = _NOTHING
+        self._most = 0
+
+    def lend(self, nbytes: int) -> Tensor:
+        """So many bytes."""
+        nbytes += -nbytes % _LINE
+        self._asked += nbytes
+        first, end = self._used, self._used + nbytes
+        if end > self._memory.nbytes:
+            return pool.shared.empty((nbytes,), torch.uint8)
+        self._used = end
+        return self._memory[first:end]
+
+
+@final
 class RowMemory:
     """Memory for some rows of several tensors.
 
@@ -55,12 +102,18 @@ class RowMemory:
         rows: How many each has room for.
         passing: Others behind them.
         most: Rows that each of those has room for.
+        within: Lends it; None: it has memory of its own.
     """
 
     __slots__ = ("_blocks", "_memory", "_typed", "begins", "pointers", "rows")
 
     def __init__(
-        self, blocks: Sequence[Block], rows: int, passing: Sequence[Block] = (), most: int = 0
+        self,
+        blocks: Sequence[Block],
+        rows: int,
+        passing: Sequence[Block] = (),
+        most: int = 0,
+        within: PassingMemory | None = None,
     ) -> None:
         self._blocks, self.rows = blocks, rows
         self.begins, total = [], 0
@@ -72,7 +125,10 @@ class RowMemory:
             self.begins.append(total)
             size = most * block.row
             total += size + -size % _LINE
-        self._memory = pool.shared.empty((total,), torch.uint8)
+        if within is None:
+            self._memory = pool.shared.empty((total,), torch.uint8)
+        else:
+            self._memory = within.lend(total)
         self._typed = {torch.uint8: self._memory}
         at = self._memory.data_ptr()
         self.pointers = [at + begin for begin in self.begins]
@@ -85,6 +141,7 @@ class RowMemory:
         if typed is None:
             typed = self._typed[block.dtype] = self._memory.view(block.dtype)
         begin = self.begins[k] // block.dtype.itemsize + first * block.entries
+        begin += int(typed.storage_offset())
         return typed.as_strided((n, *block.tail), block.strides, begin)
 
     def grown(self, rows: int, used: int) -> RowMemory:
@@ -93,6 +150,11 @@ class RowMemory:
         for k in range(len(self._blocks)):
             found.view(k, 0, used).copy_(self.view(k, 0, used))
         return found
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody has a view of it; False if nobody can tell."""
+        return pool.is_alone(self._memory, len(self._typed) - 1)
 
     def nbytes(self) -> int:
         """Of all."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import final
+from typing import NamedTuple, TypeAlias, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -13,9 +14,27 @@ from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.native import pool
 from geartrain.native.pool import is_alone
 from geartrain.native.rows import Moves, add, take
-from geartrain.nodes.loop.arenas import larger
+from geartrain.nodes.loop.arenas import ENOUGH, MUCH_MORE, larger
 from geartrain.nodes.loop.numbers import Numbers, consecutive
 from geartrain.nodes.loop.tensors import AbstractTensors, require_alike
+
+Kind: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
+"""Dtype of a tensor, and its shape after the rows."""
+
+
+class LeftBuffers(NamedTuple):
+    """What a firing had that is over, for one that begins.
+
+    Args:
+        buffers: By value, those that it has made. They are used again where nobody else has what
+            they hold, or a view of it.
+        kinds: Of all values that there have been.
+        moves: By value, how often its buffers have been made, or have moved, since there are any.
+    """
+
+    buffers: dict[int, list[Tensor]]
+    kinds: dict[int, list[Kind]]
+    moves: list[int]
 
 
 @final
@@ -28,33 +47,51 @@ class FiringTensors(AbstractTensors):
     Args:
         numbers: Of the plan.
         expected: By value, for how many places there is to be room at least.
+        left: Of a firing that is over, to be used again.
+
+    Attributes:
+        alike: Whether all values so far have dtypes and shapes as before.
     """
 
     __slots__ = (
         "_expected",
         "_gradients",
+        "_kinds",
+        "_left",
         "_made",
         "_moves",
         "_over",
         "_reached",
         "_values",
         "_zeros",
+        "alike",
     )
 
     def __init__(
         self,
         numbers: Numbers,
         expected: Mapping[int, int] | None = None,
+        left: LeftBuffers | None = None,
     ) -> None:
         super().__init__(numbers)
         self._expected = expected or {}
         self._values: dict[int, list[Tensor]] = {}
         self._moves = [0] * len(numbers.counts)
         self._made: set[int] = set()  # values whose buffers nobody else has
+        self._left: dict[int, list[Tensor]] = {}
+        self._kinds: dict[int, list[Kind]] = {}
+        self.alike = True
+        if left is not None:
+            self._left, self._kinds, self._moves = left
         self._over: set[tuple[int, int]] = set()  # columns whose gradients lie where they lay
         self._reached: dict[int, NDArray[np.bool_]] = {}
         self._gradients: dict[int, list[Tensor | None]] = {}
         self._zeros: dict[int, list[Tensor | None]] = {}  # to which nothing has been added
+
+    def leave(self) -> LeftBuffers:
+        """What may be used again, as the firing is over."""
+        mine = {number: self._values[number] for number in self._made}
+        return LeftBuffers(mine, self._kinds, self._moves)
 
     def put(
         self,
@@ -69,6 +106,7 @@ class FiringTensors(AbstractTensors):
         if found is None:
             alone = rows is None and columns[0].shape[0] == n and n >= self._expected.get(number, 0)
             if alone and all(x.is_contiguous() for x in columns):
+                self._look(number, columns)
                 self._values[number] = list(columns)
                 self._move(number)
                 return
@@ -87,10 +125,14 @@ class FiringTensors(AbstractTensors):
         """
         found = self._values.get(number)
         if found is None:
-            n = max(self.numbers.size(number), self._expected.get(number, 0))
-            self._move(number)
+            self._look(number, columns)
             self._made.add(number)
-            found = self._values[number] = [self._empty(x, n) for x in columns]
+            found = self._again(number, columns)
+            if found is None:
+                n = max(self.numbers.size(number), self._expected.get(number, 0))
+                self._move(number)
+                found = [self._empty(x, n) for x in columns]
+            self._values[number] = found
             return found
         require_alike(name, columns, found)
         return self.reserve_rows(number)
@@ -105,6 +147,25 @@ class FiringTensors(AbstractTensors):
                 found[j] = self._empty(x, larger(had, n, self._expected.get(number, 0)))
                 found[j][:had] = x
         return found
+
+    def _look(self, number: int, columns: Sequence[Tensor]) -> None:
+        """A value has its first rows."""
+        kinds: list[Kind] = [(x.dtype, x.shape[1:]) for x in columns]
+        if self._kinds.get(number) != kinds:
+            self._kinds[number], self.alike = kinds, False
+
+    def _again(self, number: int, columns: Sequence[Tensor]) -> list[Tensor] | None:
+        """The buffers that a value had before; None: they are others, or somebody has them."""
+        left = self._left.pop(number, None)
+        if not left or [(x.dtype, x.shape[1:]) for x in left] != self._kinds[number]:
+            return None
+        n, rows = self.numbers.size(number), left[0].shape[0]
+        hoped = max(n, self._expected.get(number, 0))
+        if not max(n, int(hoped * ENOUGH)) <= rows <= MUCH_MORE * hoped:
+            return None
+        if not all(map(is_alone, left)):
+            return None
+        return left if left[0].device == columns[0].device else None
 
     def _move(self, number: int) -> None:
         """The buffers of a value are made, or move."""

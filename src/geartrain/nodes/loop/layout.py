@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 from math import prod
 from typing import Final, Literal, NamedTuple, TypeAlias, final
 
@@ -57,12 +58,12 @@ class Lying(NamedTuple):
 
     Args:
         how: Made on the way back, of the module's own before that, of the value that it makes, or
-            of the gradient of that.
+            of the gradient of that; or added up on the way back.
         number: Which.
         row: Bytes.
     """
 
-    how: Literal["made", "own", "output", "tangent"]
+    how: Literal["made", "own", "output", "tangent", "sum"]
     number: int
     row: int
 
@@ -77,7 +78,8 @@ class LyingPair(NamedTuple):
 
     Args:
         left, right: They.
-        many: Of each row of the module; 0: they are not such as C could read.
+        many: Of each row of the module; 0: they are not such as C could read; -1: there is one in
+            all, which is added.
     """
 
     left: Lying
@@ -122,7 +124,10 @@ class CallLayout:
         self.payload = len(tensors)
         self.key = key_of(tensors)
         self.kinds = kinds_of(tensors, columns)
+        self.at: object = None
+        """Stands for what has been written last of where everything lies for the forward."""
         self._copied = dict(form.copies)
+        self._operands: list[int] | None = None
         self._pairs: dict[tuple[int, int | None], LyingPair] = {}
         self.possible = self._fits() and self._is_told(tensors, held)
         if self.possible:
@@ -262,11 +267,36 @@ class CallLayout:
             self._back_whose[slot] = self._kind_of_made(m)
             self._back_strides[slot] = Block(dtype, tail).row
         results = dict(zip(form.gradients, routine.results, strict=False))
-        self._back_of = results
         for words, i in zip(self.reads, self._answered, strict=True):
             if words[1] >= 0:
                 k = results[i]
                 words[14] = self._of_argument(k)[0] if k >= 0 else self._kind_of_made(~k)
+        # Which of ``_where`` a slot has, and a read; -1: none.
+        places = {k: self._place_of(k) for k, *_ in routine.given}
+        places |= {~m: self._place_of(~m) for m in range(len(routine.made))}
+        self._back_slots = [(slot, places[k]) for k, slot, *_ in routine.given]
+        self._back_slots += [(slot, places[~m]) for m, (slot, *_) in enumerate(routine.made)]
+        answers = {i: self._place_of(k) for i, k in results.items()}
+        self._back_answers = [answers.get(i, -1) for i in self._answered]
+        self._adds_up = not all(rows for _, _, rows, _ in routine.made)
+        self._no_sums: list[Tensor | None] = [None] * len(routine.made)
+        self._where: tuple[list[int], list[int]] | None = None
+
+    def _place_of(self, k: int) -> int:
+        """Of a result of the backward, or an argument, which of the addresses it has that
+        ``place_back`` lists."""
+        own, out = len(self.blocks), len(self.form.outputs)
+        if k >= 0:
+            k -= self.form.operands
+            residuals = self.form.residuals
+            if k >= len(residuals):
+                return own + out + self.form.tangents[k - len(residuals)]
+            how, number = home = residuals[k]
+            return own + number if how == "output" else self.block[home]
+        before, block = own + 2 * out, self._back_made[~k]
+        if block < 0:
+            return before + len(self.back_blocks) + len(self.passing_blocks) + ~k
+        return before + block + (len(self.back_blocks) if self._passes[~k] else 0)
 
     def _kind_of_made(self, m: int) -> RowsOf:
         """Whose rows something is that the backward makes."""
@@ -280,6 +310,11 @@ class CallLayout:
         if k < len(form.residuals):
             return self._static(form.residuals[k])
         return RowsOf.OF_VALUE, self._output_row(form.tangents[k - len(form.residuals)])
+
+    @cached_property
+    def samples(self) -> tuple[Tensor, ...]:
+        """Tensors like its arguments, without a row."""
+        return tuple([torch.empty((0, *tail), dtype=dtype) for dtype, tail in self.kinds])
 
     def arranged(self, tensors: Sequence[ReadTensor]) -> list[tuple[Read, Home]]:
         """What inputs, and outputs that are inputs, are made of, in the order of the table."""
@@ -309,16 +344,26 @@ class CallLayout:
         apart = 0 if self.as_asked else 2
         words[2 * n :] = (self.into, len(self.reads), apart, pointer(self.reads), 0, 0, 0)
 
-    def place(self, arena: RowMemory, fleeting: RowMemory, held: FiringTensors) -> None:
+    @property
+    def operands_stay(self) -> bool:
+        """Whether operands lie where they lay when addresses were written; they are as they are
+        now, then."""
+        return self.form.addresses(True) is self._operands
+
+    def place(self, arena: RowMemory, fleeting: RowMemory, held: FiringTensors) -> object:
         """Write where everything lies that the forward reads and writes.
 
         Args:
             arena: Of the rows of this turn.
             fleeting: Of those of one call.
             held: The tensors of the turn.
+
+        Returns:
+            What stands for it.
         """
         outputs, pointers, block = held.likes(self.into) or (), arena.pointers, self.block
-        bases = self.form.addresses(True).copy()
+        self._operands = self.form.addresses(True)
+        bases = self._operands.copy()
 
         def at(home: Home) -> int:
             how, number = home
@@ -338,6 +383,8 @@ class CallLayout:
             ]
             self.reads[:, calls.READ_FROM] = [x.data_ptr() for x in sources]
             self.reads[:, calls.READ_INTO] = [at(home) for home in self._targets]
+        self.at = object()
+        return self.at
 
     def _now(self, held: FiringTensors) -> list[Tensor]:
         """What its reads read, where it lies now."""
@@ -362,42 +409,34 @@ class CallLayout:
             held: The tensors of the turn.
             gradients: Of the value that it makes.
         """
-        form, routine = self.form, self.form.backward
         outputs = held.likes(self.into) or ()
-        bases = form.addresses(False).copy()
-        residuals = form.residuals
-
-        def argument(k: int) -> int:
-            k -= form.operands
-            if k >= len(residuals):
-                g = gradients[form.tangents[k - len(residuals)]]
-                return 0 if g is None else g.data_ptr()
-            how, number = home = residuals[k]
-            return (
-                outputs[number].data_ptr() if how == "output" else arena.pointers[self.block[home]]
-            )
-
-        def made(m: int) -> int:
-            block, total = self._back_made[m], sums[m]
-            if total is not None:
-                return total.data_ptr()
-            if self._passes[m]:
-                return back.pointers[len(self.back_blocks) + block]
-            return back.pointers[block] - first * self.back_blocks[block].row
-
-        for k, slot, *_ in routine.given:
-            bases[slot] = argument(k)
-        for m, (slot, *_) in enumerate(routine.made):
-            bases[slot] = made(m)
-        self._back_bases[:] = bases
-        if self._targets:
-            found = {i: argument(k) if k >= 0 else made(~k) for i, k in self._back_of.items()}
-            self.reads[:, calls.READ_BACK] = [found.get(i, 0) for i in self._answered]
+        own = zip(back.pointers, self.back_blocks, strict=False)
+        where = [
+            *arena.pointers,
+            *[x.data_ptr() for x in outputs],
+            *[0 if g is None else g.data_ptr() for g in gradients],
+            *[at - first * block.row for at, block in own],
+            *back.pointers[len(self.back_blocks) :],
+            *[0 if x is None else x.data_ptr() for x in sums],
+            0,
+        ]
+        operands = self.form.addresses(False)
+        if self._where != (where, operands):
+            bases = operands.copy()
+            for slot, k in self._back_slots:
+                bases[slot] = where[k]
+            self._back_bases[:] = bases
+            if self._targets:
+                self.reads[:, calls.READ_BACK] = [where[k] for k in self._back_answers]
+            self._where = where, operands
         if self.looks_at:  # which members hold the most; buffers may have moved
+            self.at = None
             self.reads[:, calls.READ_FROM] = [x.data_ptr() for x in self._now(held)]
 
-    def sums(self, updates: int) -> list[Tensor | None]:
+    def sums(self, updates: int) -> Sequence[Tensor | None]:
         """Zeros for what the backward adds rows up in, one for each update, by what it makes."""
+        if not self._adds_up:
+            return self._no_sums
         return [
             None if rows else torch.zeros((updates, *tail), dtype=self.form.dtype)
             for _, tail, rows, _ in self.form.backward.made
@@ -412,6 +451,8 @@ class CallLayout:
         return found
 
     def _paired(self, learnt: RowsLearnt) -> LyingPair:
+        if learnt.whole:
+            return self._added_up(learnt)
         size, (height, width) = self.form.dtype.itemsize, learnt.widths
         left = self._lying(learnt.left)
         right = None if learnt.right is None else self._lying(learnt.right)
@@ -421,6 +462,15 @@ class CallLayout:
         if more or (right is not None and right.row != many * width * size):
             return _APART
         return LyingPair(left, right, many)
+
+    def _added_up(self, learnt: RowsLearnt) -> LyingPair:
+        k, routine = self.form.backward.results[learnt.left], self.form.backward
+        if k >= 0:
+            return _APART
+        _, tail, rows, dtype = routine.made[~k]
+        if rows or dtype is not self.form.dtype or tuple(tail) != tuple(learnt.parameter.shape):
+            return _APART
+        return LyingPair(Lying("sum", ~k, 0), None, -1)
 
     def _lying(self, result: int) -> Lying | None:
         """Where a result of the backward lies; None: it is not of rows, or not of the dtype."""

@@ -6,11 +6,13 @@ from functools import partial
 from typing import Final, final
 
 from geartrain.native.heap import LATER_S, SOON_S, heap
+from geartrain.nodes.loop.bound import STORES
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.hoisting import Hoists
 from geartrain.nodes.loop.kernels import LoopKernels
-from geartrain.nodes.loop.native import STORES, NativeCalls
+from geartrain.nodes.loop.native import NativeCalls
 from geartrain.nodes.loop.plan import CallStage, LoopPlan
+from geartrain.nodes.loop.rooms import TurnRoom
 from geartrain.nodes.loop.tables import Tables
 from geartrain.nodes.loop.turn import Inner, Turn
 from geartrain.nodes.remembering import Remembering, RememberingRead
@@ -45,6 +47,7 @@ class Listing:
         self.firings = 0
         self._in_vain: list[bool] | None = None  # modules that had programs when C made no call
         self._asked = 0  # firings since then
+        self._room: TurnRoom | None = None  # of a turn that is over
         self._by_itself: int | None = None  # calls of the last turn that C has not made
 
     @property
@@ -83,11 +86,10 @@ class Listing:
         if self._tables is None:
             most = self._hoists.most
             self._tables = Tables(most + STORES, values + most)
-        if self._ahead:
-            return FiringTensors(plan.numbers)
-        many = instances * _SPARE
+        left = None if self._room is None else self._room.buffers
+        many = 0.0 if self._ahead else instances * _SPARE
         expected = {k: int(share * many) for k, share in self._places.items()}
-        return FiringTensors(plan.numbers, expected)
+        return FiringTensors(plan.numbers, expected, left)
 
     def begin(self, turn: Turn, held: FiringTensors) -> NativeCalls:
         """The calls of a turn that begins."""
@@ -101,9 +103,14 @@ class Listing:
         many = turn.slots.size * _SPARE
         expected = {k: int(share * many) for k, share in self._rows.items()}
         chosen = partial(self._kernels.programmed, turn)
+        room, self._room = self._room, None
         return NativeCalls(
-            turn, held, self._tables, self._inner, able, chosen, expected, self._hoists
+            turn, held, self._tables, self._inner, able, chosen, expected, self._hoists, room
         )
+
+    def rest(self) -> None:
+        """Nothing is in flight, and maybe no turn comes soon: what is kept for one goes."""
+        self._room = None
 
     def _called_in_vain(self, turn: Turn) -> list[bool] | None:
         """Modules that have programs, if any of these was called; None: none was."""
@@ -113,8 +120,10 @@ class Listing:
         return able if some else None
 
     def tidy(self, turn: Turn) -> None:
-        """A turn has come back: where fewer of its calls were made one by one than of the turn
-        before, what those had of the heap goes back to the system; now and then, where none was."""
+        """A turn has come back: the next one may have its memory. Where fewer of its calls were
+        made one by one than of the turn before, what those had of the heap goes back to the system;
+        now and then, where none was."""
+        self._room = None if turn.native is None else turn.native.leave()
         made = 0 if turn.native is None else turn.native.count
         before, self._by_itself = self._by_itself, len(turn.plan.calls) - made
         if before is not None and self._by_itself < before:

@@ -10,7 +10,7 @@ from torch import Tensor
 from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.native.calls import SEEDS, Home
 from geartrain.nodes.kernel import AbstractKernel
-from geartrain.nodes.loop.arenas import RowMemory, larger
+from geartrain.nodes.loop.arenas import ENOUGH, MUCH_MORE, RowMemory, larger
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.plan import RowNumbers
@@ -32,13 +32,15 @@ class TurnModule:
     """
 
     __slots__ = (
+        "_at",
+        "_begins",
+        "_moved",
         "arena",
         "fleeting",
         "inner",
         "kernel",
         "layout",
         "number",
-        "seen",
         "size",
         "slots",
     )
@@ -52,8 +54,17 @@ class TurnModule:
         """Rows so far."""
         self.slots: list[IntArray] = []
         """Of the instances of its rows."""
-        self.seen = -1
-        """When its addresses were written."""
+        self._at: object = None  # stands for its addresses, as they were written last
+        self._moved, self._begins = -1, True
+
+    def renew(self, inner: Inner | None, kernel: AbstractKernel | None) -> None:
+        """Begin another turn, with the memory of the one before as far as nobody else has it."""
+        self.inner, self.kernel = inner, kernel
+        if self.arena.rows > MUCH_MORE * self.size or not self.arena.is_alone:
+            self.arena, self._at = RowMemory((), 0), None
+        if not self.fleeting.is_alone:
+            self.fleeting, self._at = RowMemory((), 0), None
+        self.size, self.slots, self._begins = 0, [], True
 
     @property
     def name(self) -> str:
@@ -84,17 +95,21 @@ class TurnModule:
         """
         arena, end = self.arena, self.size + more
         if most > self.fleeting.rows:
-            self.fleeting, self.seen = RowMemory(self.layout.fleeting_blocks, most), -1
-        if end > arena.rows:
-            room = larger(arena.rows, end, n)
-            self.arena = (
-                arena.grown(room, self.size) if arena.rows else RowMemory(self.layout.blocks, room)
-            )
-            self.seen = -1
+            room = most + (most >> 2) if self.fleeting.rows else most
+            self.fleeting, self._at = RowMemory(self.layout.fleeting_blocks, room), None
+        if self.size and end > arena.rows:
+            self.arena, self._at = arena.grown(larger(arena.rows, end, n), self.size), None
+        elif not self.size and max(end, int(n * ENOUGH)) > arena.rows:
+            self.arena, self._at = RowMemory(self.layout.blocks, max(end, n)), None
 
     def place(self, held: FiringTensors) -> None:
-        """Write where everything lies that the forward reads and writes."""
-        self.layout.place(self.arena, self.fleeting, held)
+        """Write where everything lies that the forward reads and writes, unless it is written."""
+        layout, moved = self.layout, held.moved(self.layout.values)
+        there = self._at is not None and self._at is layout.at and moved == self._moved
+        if self._begins:
+            self._begins, there = False, there and layout.operands_stay
+        if not there:
+            self._at, self._moved = layout.place(self.arena, self.fleeting, held), moved
 
     def tensors(self) -> list[Tensor]:
         """The memory of its rows."""

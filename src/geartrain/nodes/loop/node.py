@@ -670,6 +670,7 @@ class LoopNode(AbstractNode):
 
     def check_empty(self) -> None:
         self._instances.check_empty()
+        self.listing.rest()
         for each in self._losses:
             each.objective.sums.check_finite()
 

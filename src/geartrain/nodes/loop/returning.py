@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
-from typing import final
+from typing import Final, final
 
 import numpy as np
 import torch
@@ -14,13 +14,15 @@ from geartrain.frames.message import IntArray, distinct, join_arrays
 from geartrain.native.rows import pointer, take
 from geartrain.native.sums import GradientCall
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.loop.arenas import RowMemory
+from geartrain.nodes.loop.arenas import PassingMemory, RowMemory
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import Lying, LyingPair
 from geartrain.nodes.loop.module import TurnModule
 from geartrain.nodes.loop.turn import Got
 from geartrain.nodes.loop.updates import Updates
-from geartrain.nodes.slot import ALONE
+from geartrain.nodes.slot import ALONE, Slot
+
+_NOBODY: Final = np.zeros(0, np.int64)
 
 
 @final
@@ -34,10 +36,12 @@ class Returning:
         gradients: Of the value that it makes.
         local: Slot to its place in the turn.
         updates: By part, of which update the gradient of each place is.
+        passing: Lends memory for what the way back makes.
     """
 
     __slots__ = (
         "_arena",
+        "_count",
         "_first",
         "_gradients",
         "_held",
@@ -62,13 +66,14 @@ class Returning:
         gradients: Sequence[Tensor | None],
         local: IntArray,
         updates: Updates,
+        passing: PassingMemory,
     ) -> None:
         self.module, self._records, self._held = module, records, held
         self._gradients = gradients
         layout, weights = module.layout, module.weights
         first = self._first = records[0][2]
         n = self._n = records[-1][2] + records[-1][1] - first
-        self._local = np.zeros(0, np.int64)
+        self._local = _NOBODY
         if weights is not None:
             self._local = local[join_arrays(module.slots)[first : first + n]]
         of = None if weights is None else updates.get(weights.name)
@@ -78,17 +83,25 @@ class Returning:
             several = int(self._updates.max()) + 1
             at_updates = pointer(self._updates) - self._updates.itemsize * first
         most = max([record[1] for record in records])
-        self._arena = RowMemory(layout.back_blocks, n, layout.passing_blocks, most)
+        self._arena = RowMemory(layout.back_blocks, n, layout.passing_blocks, most, passing)
         self._sums = layout.sums(several)
         layout.place_back(module.arena, self._arena, first, self._sums, held, gradients)
         self._wanted = np.zeros(n, np.uint8)
         self._known: list[tuple[int, int, int]] | None = None
+        self._count: int | None = None
         self._multiplied = False
         self._rest: Collection[int] = ()
         """Results of the backward that have not been multiplied, if the others have."""
         # Where both would lie if they began with the first row of the module.
         self.words = pointer(self._wanted) - first, 0, at_updates
         """As the table of modules ends."""
+
+    @property
+    def _came(self) -> int:
+        """How many rows have got a gradient, once they have."""
+        if self._count is None:
+            self._count = int(np.count_nonzero(self._wanted))
+        return self._count
 
     def multiply(self, came: int, call: GradientCall) -> None:
         """Have products and sums of rows made from where they lie, before ``learn``.
@@ -101,25 +114,30 @@ class Returning:
         if weights is None or self._updates is not None:
             return
         # Few of the rows of a turn had better wait for the others.
-        if (n < ALONE and n < self.module.size) or np.count_nonzero(self._wanted) < n:
+        if (n < ALONE and n < self.module.size) or self._came < n:
             return
         layout = self.module.layout
         learnt, rest = layout.form.rows_learnt(came, weights.gradient)
-        pieces = []
+        found: list[tuple[Slot, LyingPair]] = []
         for one in learnt:
             pair = layout.pair(one)
-            rows = n * pair.many
-            if not rows or not one.into.may_add_in(call, one.parameter, rows, one.columns):
+            rows = 1 if one.whole else n * pair.many
+            slot = None
+            if pair.many:
+                slot = one.into.slot_for(call, one.parameter, rows, one.columns)
+            if slot is None:
                 return
-            pieces.append(self._pieces(pair))
-        for one, some in zip(learnt, pieces, strict=True):
-            one.into.add_in(call, one.parameter, some, columns=one.columns)
+            found.append((slot, pair))
+        for slot, pair in found:
+            slot.add_in(call, self._pieces(pair), whole=pair.many < 0)
         self._multiplied, self._rest = bool(learnt), rest
 
     def _pieces(self, pair: LyingPair) -> list[tuple[int, int, int]]:
         """Where the rows of all calls lie, and how many; a piece for those that follow upon one
         another."""
         left, right, many = pair
+        if many < 0:
+            return [(self._begin(left), 0, 1)]
         at, other = self._begin(left), 0 if right is None else self._begin(right)
         found = []
         for first, into, n in self._runs():
@@ -145,6 +163,10 @@ class Returning:
     def _begin(self, lying: Lying) -> int:
         """Where the first row lies, of the module or of the value that it makes."""
         how, number, row = lying
+        if how == "sum":
+            total = self._sums[number]
+            assert total is not None
+            return total.data_ptr()
         if how == "made":
             return self._arena.pointers[number] - self._first * row
         if how == "own":
@@ -162,14 +184,13 @@ class Returning:
             came: Of which outputs gradients have come, as bits.
             got: By part, gets the places of the instances whose rows have come back.
         """
-        module, some = self.module, np.flatnonzero(self._wanted)
-        weights = module.weights
-        if weights is None or not some.size:
+        module, weights = self.module, self.module.weights
+        if weights is None or not self._came:
             return
         form, less = module.layout.form, self._multiplied
-        local, each = self._local, self._updates
-        apart = some.size < self._n
-        if apart:
+        local, each, some = self._local, self._updates, None
+        if self._came < self._n:
+            some = np.flatnonzero(self._wanted)
             local, each = local[some], None if each is None else each[some]
         if module.counts:
             got[weights.name].append(local)
@@ -179,7 +200,7 @@ class Returning:
         for k in form.backward.results[len(form.gradients) :]:
             asked = not less or len(found) in self._rest
             found.append(self._result(k) if asked else None)
-        if apart:
+        if some is not None:
             found = self._some(found, some)
         into: GradientSum = weights.gradient
         if each is None or not form.split:

@@ -8,6 +8,7 @@ kinds, those of the module and the members of what each of them reads.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Final, final
 
 import numpy as np
@@ -28,7 +29,7 @@ from geartrain.native.calls import (
 from geartrain.native.rows import pointer
 from geartrain.nodes.held import Recalled
 from geartrain.nodes.inside import look_inside
-from geartrain.nodes.loop.arenas import Block, RowMemory, larger
+from geartrain.nodes.loop.arenas import MUCH_MORE, Block, RowMemory, larger
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import Table, key_of, kinds_of, read_words
 from geartrain.nodes.loop.plan import RowNumbers
@@ -180,6 +181,11 @@ class SeveralLayout:
             kind = RowsOf.OF_VALUE if lies[0] in _VALUES else RowsOf.OF_MODULE
             words[:] = read_words(read, source, row, RowsOf.OF_MODULE, kind, mask)
 
+    @cached_property
+    def samples(self) -> tuple[Tensor, ...]:
+        """Tensors like its arguments, without a row."""
+        return tuple([torch.empty((0, *tail), dtype=dtype) for dtype, tail in self.kinds])
+
     def arranged(self, tensors: Sequence[ReadTensor]) -> list[tuple[Read, Home]]:
         """What inputs are made of, in the order of the table."""
         return [(read, ("input", i)) for i, t in enumerate(tensors) for read in t.reads]
@@ -257,12 +263,12 @@ class SeveralModule:
         "_cells",
         "_ends",
         "_next",
+        "_seen",
         "arenas",
         "inner",
         "kernel",
         "layout",
         "number",
-        "seen",
         "size",
         "slots",
         "states",
@@ -282,10 +288,18 @@ class SeveralModule:
         self.slots: list[IntArray] = []
         """Of the instances of its rows."""
         self.states: list[IntArray] = []
-        self.seen = -1
-        """When its addresses were written."""
+        self._seen = -1  # when its addresses were written
         self._ends, self._cells = np.zeros(1, np.int64), np.zeros(0, np.int64)
         self._next: tuple[IntArray, IntArray] | None = None
+
+    def renew(self, inner: Inner, kernel: Remembering | RememberingRead) -> None:
+        """Begin another turn, with the memory of the one before as far as nobody else has it."""
+        self.inner, self.kernel = inner, kernel
+        sizes = self.size, self.members
+        for kind, (arena, used) in enumerate(zip(self.arenas, sizes, strict=True)):
+            if arena.rows > MUCH_MORE * used or not arena.is_alone:
+                self.arenas[kind] = RowMemory((), 0)
+        self.size, self.slots, self.states, self._seen = 0, [], [], -1
 
     @property
     def name(self) -> str:
@@ -333,22 +347,20 @@ class SeveralModule:
         end, members = self.size + lengths.size, self.members + int(lengths.sum())
         if end + 1 > self._ends.size:
             self._ends = _grown(self._ends, max(end + 1, n + 1, 2 * self._ends.size))
-            self.seen = -1
+            self._seen = -1
         if not self.layout.form.inside and members > self._cells.size:
             self._cells = _grown(self._cells, max(members, 2 * self._cells.size))
-            self.seen = -1
+            self._seen = -1
         for kind, (used, asked, hoped) in enumerate(
             ((self.size, end, n), (self.members, members, 0))
         ):
             arena = self.arenas[kind]
             if asked > arena.rows:
-                room = larger(arena.rows, asked, hoped)
+                room = larger(arena.rows if used else 0, asked, hoped)
                 self.arenas[kind] = (
-                    arena.grown(room, used)
-                    if arena.rows
-                    else RowMemory(self.layout.blocks[kind], room)
+                    arena.grown(room, used) if used else RowMemory(self.layout.blocks[kind], room)
                 )
-                self.seen = -1
+                self._seen = -1
 
     def add(self, rows: RowNumbers, columns: Sequence[Tensor]) -> None:
         """Rows more, for which there is room, and the columns that it reads of them."""
@@ -404,8 +416,11 @@ class SeveralModule:
         return () if self.inner.reads is None else self.inner.reads.held.payload()
 
     def place(self, held: FiringTensors) -> None:
-        """Write where everything lies that the forward reads and writes."""
-        self.layout.place(self.addresses(), self.memory(), held)
+        """Write where everything lies that the forward reads and writes, unless it is written."""
+        moved = held.moved(self.layout.values)
+        if self._seen != moved:
+            self.layout.place(self.addresses(), self.memory(), held)
+            self._seen = moved
 
     def tensors(self) -> list[Tensor]:
         """The memory of its rows."""

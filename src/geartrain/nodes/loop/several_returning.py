@@ -13,7 +13,7 @@ from geartrain.frames.message import IntArray, join_arrays, ragged_index
 from geartrain.native.calls import MEMBERS, ROWS, AbstractSeveralFound, Lies
 from geartrain.native.rows import pointer, take
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.loop.arenas import RowMemory
+from geartrain.nodes.loop.arenas import PassingMemory, RowMemory
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.returning import rows_of_calls
 from geartrain.nodes.loop.several import SeveralModule
@@ -34,6 +34,7 @@ class SeveralReturning:
         gradients: Of the value that it makes.
         local: Slot to its place in the turn.
         updates: By part, of which update the gradient of each place is.
+        passing: Lends memory for what the way back makes.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class SeveralReturning:
         gradients: Sequence[Tensor | None],
         local: IntArray,
         updates: Updates,
+        passing: PassingMemory,
     ) -> None:
         self.module, self._records = module, records
         self._gradients, self._outputs = gradients, held.likes(module.layout.into) or ()
@@ -66,7 +68,8 @@ class SeveralReturning:
         self._gets = self._memory is not None and self._memory.wanted
         sizes = n, int(ends[-1]) - self._begin
         self._arenas = [
-            RowMemory(blocks, rows) for blocks, rows in zip(layout.back_blocks, sizes, strict=True)
+            RowMemory(blocks, rows, within=passing)
+            for blocks, rows in zip(layout.back_blocks, sizes, strict=True)
         ]
         at = module.addresses()
         at |= {("output", j): x.data_ptr() for j, x in enumerate(self._outputs)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, final
+from typing import Any, Protocol, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,6 +216,8 @@ class AbstractNativeCalls(Protocol):
 
     @property
     def count(self) -> int: ...
+
+    def leave(self) -> Any: ...
 
     def plan(self) -> None: ...
 

@@ -1,0 +1,124 @@
+"""Where the operands of a routine lie: as they are, or packed for products.
+
+    a firing begins ─► do they lie where they lay? ─► they are packed again, where they were packed
+                       else ─► new places
+
+Weights change between firings, and mostly lie where they lay: so do then what is packed of them and
+all addresses, and whoever has written these into a table of C's need not do so again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import get_ident
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from geartrain.native.fused import Packing
+from geartrain.nodes.products import matrix
+
+Runs: TypeAlias = tuple[tuple[int, int], ...]
+"""Columns of a weight: first and end of those that are neighbours."""
+
+
+def columns_of(weight: Tensor, runs: Runs | None) -> Tensor:
+    """Columns of a weight side by side; None: all."""
+    if runs is None:
+        return weight.contiguous()
+    some = [weight[:, first:end] for first, end in runs]
+    return torch.cat(some, 1) if len(some) > 1 else some[0].contiguous()
+
+
+@final
+class OperandPlaces:
+    """Those of one routine.
+
+    Args:
+        slots: How many addresses the routine has.
+        dtype: Of what is packed.
+
+    Attributes:
+        addresses: Of operands, by slot; nobody else may write to it.
+        firing: The firing for which they are.
+    """
+
+    __slots__ = (
+        "_copies",
+        "_held",
+        "_looks",
+        "_packing",
+        "_read",
+        "_thread",
+        "addresses",
+        "firing",
+    )
+
+    def __init__(self, slots: int, dtype: torch.dtype) -> None:
+        self.addresses = [0] * slots
+        self.firing = 0
+        self._held: list[Tensor] = []
+        self._packing = Packing(dtype)
+        self._copies: list[tuple[int, Tensor, Runs]] = []
+        self._looks: list[tuple[object, ...]] | None = None
+        self._read: Sequence[int] = ()
+        self._thread = get_ident()
+
+    def add(self, slot: int, x: Tensor) -> None:
+        """A tensor that is read where it lies, as it is."""
+        self._held.append(x)
+        self.addresses[slot] = x.data_ptr()
+
+    def add_packed(
+        self, slot: int, number: int, weight: Tensor, runs: Runs | None, *, turned: bool
+    ) -> None:
+        """A weight that is read packed.
+
+        Args:
+            slot: Of it.
+            number: Which operand it is.
+            weight: As a matrix.
+            runs: Its columns that are read; None: all.
+            turned: As for ``Packing``.
+        """
+        read = columns_of(weight, runs)
+        own = weight.untyped_storage().data_ptr() != read.untyped_storage().data_ptr()
+        if runs is not None and own:
+            self._copies.append((number, read, runs))
+        self.addresses[slot] = self._packing.add(read, turned=turned)
+
+    def last(self, operands: Sequence[Tensor], read: Sequence[int]) -> None:
+        """There is nothing else, so they may be for later firings too.
+
+        Args:
+            operands: All.
+            read: Which of them are read, all of them contiguous.
+        """
+        self._read, self._looks = read, self._looks_of(operands, read)
+
+    def pack(self) -> None:
+        """Pack the weights as they are now."""
+        self._packing.run()
+
+    def renew(self, operands: Sequence[Tensor]) -> bool:
+        """Be for these operands, which may have changed; False: they lie elsewhere, or another
+        thread may be reading what is packed."""
+        looks = self._looks
+        if looks is None or self._thread != get_ident():
+            return False
+        if looks != self._looks_of(operands, self._read):
+            return False
+        for number, copy, runs in self._copies:
+            weight, at = matrix(operands[number]), 0
+            for first, end in runs:
+                copy[:, at : at + end - first] = weight[:, first:end]
+                at += end - first
+        self.pack()
+        return True
+
+    @staticmethod
+    def _looks_of(operands: Sequence[Tensor], read: Sequence[int]) -> list[tuple[object, ...]]:
+        """What tells that operands lie where they lay."""
+        some = [operands[k] for k in read]
+        return [(x.data_ptr(), x.dtype, x.shape, x.is_contiguous()) for x in some]

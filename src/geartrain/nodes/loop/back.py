@@ -1,0 +1,114 @@
+"""What the way back of calls that C makes needs before them, and what weights learn after them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import final
+
+from torch import Tensor
+
+from geartrain.native.sums import GradientCall
+from geartrain.nodes.loop.arenas import PassingMemory
+from geartrain.nodes.loop.bound import CalledModules
+from geartrain.nodes.loop.buffers import FiringTensors
+from geartrain.nodes.loop.module import NativeKept
+from geartrain.nodes.loop.returning import Returning
+from geartrain.nodes.loop.several import SeveralModule
+from geartrain.nodes.loop.several_returning import SeveralReturning
+from geartrain.nodes.loop.tables import Tables
+from geartrain.nodes.loop.turn import Got, Turn
+from geartrain.nodes.loop.updates import Updates
+
+
+@final
+class NativeReturn:
+    """That of the calls of one turn, some calls at a time.
+
+    Args:
+        turn: The turn.
+        held: Its tensors.
+        tables: Of the loop.
+        modules: Those that C has called.
+        passing: Lends memory for what the way back makes.
+    """
+
+    def __init__(
+        self,
+        turn: Turn,
+        held: FiringTensors,
+        tables: Tables,
+        modules: CalledModules,
+        passing: PassingMemory,
+    ) -> None:
+        self._turn, self._held, self._tables = turn, held, tables
+        self._modules, self._passing = modules, passing
+        self._looks_back: bool | None = None  # is found out when it is asked for
+        self._read_back: dict[int, set[int]] = {}  # likewise, by value which of its columns
+        self._values: list[int] = []
+        self._returning: list[Returning | SeveralReturning] = []
+
+    def begin(self, records: Sequence[Sequence[int]], updates: Updates) -> None:
+        """Write where everything lies that these calls read and write on their way back.
+
+        Args:
+            records: Theirs.
+            updates: By part, of which update the gradient of each place is.
+        """
+        held, tables = self._held, self._tables
+        self._passing.begin()
+        by_module: dict[int, list[Sequence[int]]] = {}
+        for record in records:
+            by_module.setdefault(record[0], []).append(record)
+        values: dict[int, list[Tensor | None]] = {}
+        for number, mine in by_module.items():
+            module = self._modules[number]
+            for value in module.layout.values:
+                if value not in values:
+                    values[value] = tables.write_value(value, held, self._read(value))
+            into = values[module.layout.into]
+            rest = mine, held, into, self._turn.local, updates, self._passing
+            one: Returning | SeveralReturning
+            if isinstance(module, SeveralModule):
+                one = SeveralReturning(module, *rest)
+            else:
+                one = Returning(module, *rest)
+            self._returning.append(one)
+            tables.put(number, module.layout)
+            tables.modules[number, -3:] = one.words
+        self._values = list(values)
+
+    def end(self, got: Got) -> None:
+        """These calls have been taken back: tell weights what has been found for them, products and
+        sums of rows of all modules in one call, then what else there is.
+
+        Args:
+            got: By part, gets the places of the instances whose rows have come back.
+        """
+        for value in self._values:
+            self._held.came(value, int(self._tables.values[value, 1]))
+        returning, self._returning = self._returning, []
+        assert self._modules.dtype is not None
+        call = GradientCall(self._modules.dtype)
+        came = [int(self._tables.modules[one.module.number, -2]) for one in returning]
+        for one, outputs in zip(returning, came, strict=True):
+            if isinstance(one, Returning):
+                one.multiply(outputs, call)
+        call.run()
+        for one, outputs in zip(returning, came, strict=True):
+            one.learn(outputs, got)
+
+    def _read(self, value: int) -> Collection[int] | None:
+        """Columns of a value that are read from now on; None: it may be any, by calls that C has
+        not made."""
+        if self._looks_back is None:
+            both = zip(self._turn.plan.calls, self._turn.kept, strict=True)
+            self._looks_back = any(
+                called.stage.source.looks_back
+                for called, kept in both
+                if not isinstance(kept, NativeKept)
+            )
+            for layout in [module.layout for module in self._modules.callable]:
+                self._read_back.setdefault(layout.into, set()).update(layout.read_back)
+                for number, j in layout.looks_at:
+                    self._read_back.setdefault(number, set()).add(j)
+        return None if self._looks_back else self._read_back.get(value, ())

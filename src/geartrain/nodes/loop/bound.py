@@ -1,0 +1,303 @@
+"""Which modules of a loop C calls in a turn, and how: found by what they read, or as in the turn
+before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from geartrain.frames.message import Payload
+from geartrain.native import calls
+from geartrain.native.calls import CallForm, SeveralForm
+from geartrain.nodes.call import read_columns
+from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.loop.buffers import FiringTensors
+from geartrain.nodes.loop.layout import CallLayout
+from geartrain.nodes.loop.module import TurnModule
+from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, StoreStage
+from geartrain.nodes.loop.reads import ReadTensor, Whence
+from geartrain.nodes.loop.rooms import AnyModule
+from geartrain.nodes.loop.several import SeveralLayout, SeveralModule
+from geartrain.nodes.loop.tables import Tables
+from geartrain.nodes.loop.turn import Inner, Turn
+from geartrain.nodes.memory import AbstractMemoryKernel
+from geartrain.nodes.remembering import Remembering, RememberingRead
+
+Chosen: TypeAlias = Callable[[int, Payload], AbstractKernel | None]
+"""The kernel of a module, by number, for rows like these; None: it is not known, or not for C."""
+Stage: TypeAlias = CallStage | StoreStage
+AnyKernel: TypeAlias = AbstractKernel | AbstractMemoryKernel
+
+STORES: Final = 16
+"""Places of a loop at which rows are copied; at more, they are copied one by one."""
+
+
+@final
+class CalledModules:
+    """Those of one turn.
+
+    Args:
+        turn: The turn.
+        held: Its tensors, which are buffers.
+        tables: Of the loop.
+        inner: The modules of the loop.
+        able: Of each whether it may be called so.
+        chosen: Gives their kernels.
+        expected: By module, how many rows it is expected to have, where that is not planned.
+        most: How many modules there may be; copies have numbers behind those.
+        left: Of a turn that is over, to be used again.
+
+    Attributes:
+        found: By number; None: C cannot call it.
+        given_up: Those that C has called, and cannot call any more.
+        dtype: Of all of them, once there is one.
+        width: Of the payload of what was looked at last.
+        ahead: Whether all calls are known before.
+    """
+
+    def __init__(
+        self,
+        turn: Turn,
+        held: FiringTensors,
+        tables: Tables,
+        inner: Sequence[Inner],
+        able: list[bool],
+        chosen: Chosen,
+        expected: Mapping[int, int],
+        most: int,
+        left: dict[int, AnyModule],
+    ) -> None:
+        self._turn, self._held, self._tables, self._inner = turn, held, tables, inner
+        self._able, self.chosen, self._expected = able, chosen, expected
+        self._most, self._left = most, left
+        self.found: dict[int, AnyModule | None] = {}
+        self.given_up: set[int] = set()
+        self.dtype: torch.dtype | None = None
+        self.width = 1
+        self.ahead = False
+
+    def __getitem__(self, number: int) -> AnyModule:
+        module = self.found[number]
+        assert module is not None
+        return module
+
+    @property
+    def callable(self) -> list[AnyModule]:
+        """Those that C can call."""
+        return [module for module in self.found.values() if module is not None]
+
+    def more(self) -> None:
+        """The modules of the loop have become more, which may be called so."""
+        self._able += [True] * (len(self._inner) - len(self._able))
+
+    def may(self, called: Called) -> bool:
+        stage = called.stage
+        if isinstance(stage, CallStage):
+            inner = self._inner[stage.number]
+            if called.lengths is None:
+                return self._able[stage.number] and not inner.call.inside
+            pools = stage.pools and inner.call.inside
+            answers = self.ahead and not stage.pools and inner.reads is None
+            return self._able[stage.number] and (pools or answers)
+        if called.lengths is not None:
+            return False
+        return self.number(stage) < self._most + STORES
+
+    def looks_inside(self, stage: Stage) -> bool:
+        """Whether a module sees that bundles are such."""
+        return isinstance(stage, CallStage) and self._inner[stage.number].call.inside
+
+    def number(self, stage: Stage) -> int:
+        """Of a module; copies have numbers behind those."""
+        if isinstance(stage, CallStage):
+            return stage.number
+        return self._most + stage.number
+
+    def made_of(self, stage: Stage, rows: RowNumbers) -> list[ReadTensor] | None:
+        """What the arguments are made of that rows bring to a module; None: C cannot be told."""
+        if not isinstance(stage, CallStage):
+            return stage.source.reads(self._held, rows.numbers)
+        inner = self._inner[stage.number]
+        payload = inner.source.reads(self._held, rows.numbers)
+        if payload is None:
+            return None
+        self.width = len(payload)
+        return [payload[j] for j in inner.call.taken(len(payload))]
+
+    def columns(self, stage: Stage, rows: RowNumbers) -> list[Tensor]:
+        """What it reads of their columns."""
+        if not isinstance(stage, CallStage):
+            return []
+        inner = self._inner[stage.number]
+        lengths = stage.source.lengths(self._turn.plan.numbers, rows.numbers)
+        return read_columns(inner.call, inner.place, rows.state, lengths, None)
+
+    def shaped(
+        self, stage: Stage, tensors: Sequence[ReadTensor], columns: Sequence[Tensor], rows: int
+    ) -> AnyModule | None:
+        """A module whose rows, so many, are made of such; None: C cannot call it."""
+        number, kernel = self.number(stage), None
+        form: CallForm | SeveralForm | None = None
+        if isinstance(stage, CallStage):
+            samples = self._tables.samples(number, tensors, columns)
+            kernel, form = self._form_of(number, samples, rows)
+        else:
+            floating = [t.dtype for t in tensors if t.dtype.is_floating_point]
+            dtype = self.dtype or next(iter(floating), torch.float32)
+            usual = set(floating) <= {dtype} and calls.available(dtype)
+            form = self._tables.copying(number, tensors, dtype) if usual else None
+        layout = self._laid_out(stage, form, tensors, columns)
+        if layout is None:
+            return None
+        if isinstance(stage, CallStage):
+            self._inner[number].width = self.width
+        return self._begun(number, kernel, layout)
+
+    def _form_of(
+        self, number: int, samples: Payload, rows: int
+    ) -> tuple[AnyKernel | None, CallForm | SeveralForm | None]:
+        """The kernel of a module and its programs, for rows like these, so many; None: it has
+        none."""
+        inner = self._inner[number]
+        kernel: AnyKernel | None = inner.kernel
+        if isinstance(kernel, RememberingRead) and inner.reads is not None:
+            return kernel, kernel.listed(samples, inner.reads.held.payload())
+        if isinstance(kernel, Remembering) and inner.call.inside:
+            return kernel, kernel.listed_inside(samples)
+        if inner.call.inside or inner.reads is not None:
+            return kernel, None
+        kernel = self.chosen(number, samples)
+        return kernel, None if kernel is None else kernel.listed(rows)
+
+    def _begun(
+        self, number: int, kernel: AnyKernel | None, layout: CallLayout | SeveralLayout
+    ) -> AnyModule:
+        """A module that C calls so, with the memory of the turn before if that called it so."""
+        left = self._left.pop(number, None)
+        inner = self._inner[number] if number < self._most else None
+        module: AnyModule
+        if isinstance(layout, SeveralLayout):
+            assert inner is not None
+            assert isinstance(kernel, Remembering | RememberingRead)
+            if isinstance(left, SeveralModule) and left.layout is layout:
+                module = left
+                module.renew(inner, kernel)
+            else:
+                module = SeveralModule(number, inner, kernel, layout)
+        else:
+            assert kernel is None or isinstance(kernel, AbstractKernel)
+            if isinstance(left, TurnModule) and left.layout is layout:
+                module = left
+                module.renew(inner, kernel)
+            else:
+                module = TurnModule(number, inner, kernel, layout)
+        self._held.reserve(layout.into, module.name, layout.form.outputs)
+        return module
+
+    def _laid_out(
+        self,
+        stage: Stage,
+        form: CallForm | SeveralForm | None,
+        tensors: Sequence[ReadTensor],
+        columns: Sequence[Tensor],
+    ) -> CallLayout | SeveralLayout | None:
+        """How C calls what has these programs; None: it cannot, beside what it has called."""
+        if form is None or self.dtype not in (None, form.dtype):
+            return None
+        number, into = self.number(stage), stage.into.number
+        asked = stage.source.as_asked(self._turn.plan.numbers)
+        rest = number, form, tensors, columns, into, self._held
+        layout: CallLayout | SeveralLayout | None
+        if isinstance(form, SeveralForm):
+            layout = self._tables.layout(SeveralLayout, *rest, as_asked=asked)
+        else:
+            layout = self._tables.layout(CallLayout, *rest, as_asked=asked)
+        if layout is not None:
+            self.dtype = form.dtype
+        return layout
+
+    def of(
+        self, found: Sequence[Called], rows: RowNumbers
+    ) -> list[tuple[AnyModule, list[Whence] | None]]:
+        """The modules of calls that read these rows, one call after the other, and which stored
+        rows each reads; None: those that it is asked for. Nothing: C cannot make some of them."""
+        modules: list[tuple[AnyModule, list[Whence] | None]] = []
+        tensors: list[ReadTensor] | None = None
+        whence: list[list[Whence]] | None = None
+        for called in found:
+            k, some = self.number(called.stage), None
+            known = k in self.found
+            module = self.found[k] if known else self._left.get(k)
+            if module is not None and not module.layout.as_asked:
+                whence = whence or self.whence(called.stage, rows)
+                some = None if whence is None else _picked(whence, module)
+            told = module is not None and (module.layout.as_asked or some is not None)
+            if not known and told:
+                told = self._is_called_again(called, k)
+            if not told and not (known and module is None):
+                if tensors is None:
+                    tensors = self.made_of(called.stage, rows) if self.may(called) else None
+                module = None if tensors is None else self._fitting(called, k, tensors)
+                if module is not None and tensors is not None and not module.layout.as_asked:
+                    some = _told(module, tensors)
+            if module is None or k in self.given_up:
+                return []
+            if not module.accepts(called.rows, called.lengths):
+                return []
+            modules.append((module, some))
+        return modules
+
+    def _is_called_again(self, called: Called, k: int) -> bool:
+        """Whether C calls a module as in the turn before, of rows that are told in the same way; if
+        so it begins."""
+        left, held, stage = self._left[k], self._held, called.stage
+        layout = left.layout
+        if not held.alike or not self.may(called):
+            return False
+        kernel: AnyKernel | None = left.kernel
+        form: CallForm | SeveralForm | None = layout.form
+        if isinstance(stage, CallStage):
+            rows = max(len(called.rows), self._expected.get(k, 0))
+            kernel, form = self._form_of(k, layout.samples, rows)
+        if form is not layout.form or self.dtype not in (None, layout.form.dtype):
+            return False
+        self.dtype = layout.form.dtype
+        self._tables.put(k, layout)
+        self.found[k] = self._begun(k, kernel, layout)
+        return True
+
+    def whence(self, stage: Stage, rows: RowNumbers) -> list[list[Whence]] | None:
+        """Which stored rows the arguments are made of that rows bring to a module."""
+        payload = stage.source.whence(self._held, rows.numbers)
+        if payload is None or not isinstance(stage, CallStage):
+            return payload
+        return [payload[j] for j in self._inner[stage.number].call.taken(len(payload))]
+
+    def _fitting(self, called: Called, k: int, tensors: Sequence[ReadTensor]) -> AnyModule | None:
+        """The module of a call whose arguments are made of such; None: C cannot make it."""
+        if k not in self.found:
+            columns = self.columns(called.stage, called.rows)
+            n = max(len(called.rows), self._expected.get(k, 0))
+            self.found[k] = self.shaped(called.stage, tensors, columns, n)
+        module = self.found[k]
+        if module is None or module.layout.payload != len(tensors):
+            return None
+        kinds = module.layout.kinds
+        mine = [(t.dtype, t.tail) for t in tensors]
+        return module if mine == kinds[: len(mine)] else None
+
+
+def _picked(whence: Sequence[Sequence[Whence]], module: AnyModule) -> list[Whence] | None:
+    """Those of all reads of a module, in order; None: other rows lie side by side than before."""
+    layout = module.layout
+    found = [whence[i][j] for i, j in layout.told]
+    return found if [one.many for one in found] == layout.many else None
+
+
+def _told(module: AnyModule, tensors: Sequence[ReadTensor]) -> list[Whence]:
+    """The rows of all reads of a module, in order."""
+    reads = [read for read, _ in module.layout.arranged(tensors)]
+    return [Whence.of(read.rows, read.many, read.starts) for read in reads]

@@ -1,0 +1,45 @@
+"""What a turn of a loop leaves for the next one: memory, and what was found out to call modules.
+
+    a turn has come back ─► its buffers, the memory of its modules, row numbers ─► the next turn
+
+So addresses stay the same, and what C reads of them need not be written anew. Somebody may still
+read there: an output that a user keeps, a gradient that waits for a step, rows on their way to
+another worker. Whoever does has a tensor of that memory, which is asked how many there are when
+the next turn takes it; where there are more than its owner's, the next turn has memory of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias, final
+
+import numpy as np
+from torch import Tensor
+
+from geartrain.frames.message import IntArray
+from geartrain.nodes.loop.arenas import PassingMemory
+from geartrain.nodes.loop.buffers import LeftBuffers
+from geartrain.nodes.loop.module import TurnModule
+from geartrain.nodes.loop.several import SeveralModule
+
+AnyModule: TypeAlias = TurnModule | SeveralModule
+
+
+@final
+@dataclass(slots=True)
+class TurnRoom:
+    """Of one turn, at any time.
+
+    Args:
+        buffers: Of values.
+        modules: As C called them, by number.
+        words: Row numbers and where they lie, as C has read them.
+        between: What calls have in common for what they compute in between, or None.
+        passing: What the way back makes, until it is added up.
+    """
+
+    buffers: LeftBuffers | None = None
+    modules: dict[int, AnyModule] = field(default_factory=dict)
+    words: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    between: Tensor | None = None
+    passing: PassingMemory = field(default_factory=PassingMemory)
