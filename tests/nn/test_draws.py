@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from geartrain.native.fused import At, Op, Step, Steps
+from geartrain.nn.chances import CHANCES
 from geartrain.nn.derivation import derive
 from geartrain.nn.draws import ones_of, seeded_by, shares_of
 from geartrain.nn.operands import Operands
@@ -265,3 +266,12 @@ def test_what_has_a_generator_of_its_own_is_torchs() -> None:
     own = torch.Generator().manual_seed(1)
     module = Noisy(lambda x: torch.empty_like(x).normal_(0, 1, generator=own))
     assert not _program(module, torch.randn(N, D)).in_c
+
+
+def test_what_is_exponential_is_above_zero_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks takes its logarithm; the even number that it is made of may be zero."""
+    exponential = CHANCES[torch.ops.aten.exponential.default]
+    for even in (0.0, 1 - 2.0**-24):
+        monkeypatch.setattr(torch, "rand_like", lambda x, even=even: torch.full_like(x, even))
+        found = exponential(torch.empty(3))
+        assert found.log().isfinite().all()
