@@ -453,7 +453,7 @@ def test_of_programs_beside_one_another_large_results_are_lent() -> None:
     one, other = (Program(derive(m, (torch.randn(5, 64),)), Operands(m)) for m in modules)
     beside = one.beside([other])
     assert beside is not None
-    n = pool.MUCH // 512
+    n = LEAST // 256
     with torch.no_grad(), steady():
         for rows, lends in ((n // 8, False), (n, True)):
             before, x = pool.shared.nbytes(), torch.randn(2 * rows, 64)
