@@ -276,7 +276,7 @@ def _room_for(
     has room for it in place of that, of what dtype."""
     row = prod(one.tail) * dtype.itemsize
     new = torch.empty(0, dtype=dtype, device="cpu").new_empty
-    return one.rows, one.slot, one.tail, new, -(-pool.LEAST // max(row, 1)), dtype
+    return one.rows, one.slot, one.tail, new, -(-pool.MUCH // max(row, 1)), dtype
 
 
 def run_together(
@@ -325,7 +325,8 @@ def run_together(
     for number, (routine, size, own, packs) in enumerate(
         zip(routines, sizes, operands, weights, strict=True)
     ):
-        addresses = packs.of(routine, own).addresses.copy()
+        own_places = packs.of(routine, own)  # live as long as the routine runs
+        addresses = own_places.addresses.copy()
         for slot, at, width in places:
             addresses[slot] = at + start * width
         for one, theirs in zip(first._made, made, strict=True):
