@@ -34,7 +34,7 @@ def train(terms: Terms) -> Iterator[Epoch]:
     torch.manual_seed(terms.seed)
     net = residual_network(
         CLASSES, width=int(options["width"]), blocks=int(options["blocks"]), stride=2
-    ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    )
     optimizer = torch.optim.SGD(
         net.parameters(),
         lr=float(options["learning_rate"]),

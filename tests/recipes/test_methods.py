@@ -148,17 +148,6 @@ def test_tokens_are_those_of_the_run_that_is_built_again(small_data: Path, tmp_p
         files["tokens.json"])["alphabet"])  # fmt: skip
 
 
-def test_convolutions_have_the_channels_of_a_place_beside_one_another(small_data: Path) -> None:
-    """As torch multiplies them; and so they stay when they are stepped."""
-    task = build("cifar", small_data, train_size=10)
-    session = session_of(task, 2)
-    for _ in range(2):
-        weights = [p for part in session.parts.values() for p in part.parameters if p.ndim == 4]
-        assert len(weights) == 1 + 2 * 6
-        assert all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
-        session.fit(task.load("train"), epochs=1)
-
-
 def test_an_epoch_is_as_long_as_it_is_asked_to_be(small_data: Path) -> None:
     assert len(build("cifar", small_data, train_size=11).load("train")) == 3
     assert len(build("charlm", small_data, train_size=9).load("train")) == 3

@@ -6,9 +6,7 @@
 A minibatch is one instance. Which images share it, and how they are shifted, is drawn from the
 seed, the epoch and its number. SGD's rate rises over the first fifth of the training and then falls
 to nothing. The stem has stride 2, so that all blocks cost about the same on CPUs: with 32 x 32
-places in the first stage, norms and memory took most of the time there. Weights of convolutions
-have their channels last, and so has all that is computed with them, as torch then turns nothing
-round before and after each product: a tenth of the time.
+places in the first stage, norms and memory took most of the time there.
 
 Source: He, Zhang, Ren, Sun 2016, arXiv:1603.05027; the data are those of Krizhevsky 2009, or a part
 of them.
@@ -101,7 +99,7 @@ def make_network(options: Mapping[str, Value], minibatches: int) -> Network:
     return Network(
         module=residual_network(
             CLASSES, width=int(options["width"]), blocks=int(options["blocks"]), stride=2
-        ).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
+        ),
         sample=torch.zeros(int(options["batch"]), CHANNELS, SIDE, SIDE),
         metrics={"accuracy": accuracy},
         head=lambda part, h: PooledHead(h.shape[1], CLASSES),
