@@ -103,7 +103,7 @@ def test_a_firing_that_only_computes_takes_enough_rows_to_be_worth_it():
     assert watch.most("lower", forward=False) == 4 * 2  # told apart, four updates
 
 
-@pytest.mark.parametrize(("steppers", "updates"), [(1, 4), (2, 2), (3, 2), (4, 2), (9, 2)])
+@pytest.mark.parametrize(("steppers", "updates"), [(1, 4), (2, 2), (3, 2), (4, 2), (5, 1), (9, 1)])
 def test_workers_that_each_gather_updates_take_as_many_together_as_one_does(steppers, updates):
     """Else gradients would be so many times older; but two each, as firings of one are small."""
     _, engine = run(Instances(2))

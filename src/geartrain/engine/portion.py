@@ -66,8 +66,8 @@ class UpdatesWorth(AbstractPortion):
             older by as many updates, and a firing is one less ...
         updates_apart: ... and so many updates at most; of those that workers gather each by itself
             for one part, so many in all ...
-        updates_each: ... but so many of each worker, however many these are, as firings would else
-            be half as full; what is on its way is older than that by then.
+        updates_each: ... but so many of each worker, as firings would else be half as full, as long
+            as that is no more than twice as many in all: steps of more spoil one another.
     """
 
     worth: int = 512
@@ -134,5 +134,6 @@ class UpdatesWorth(AbstractPortion):
     def _at_most(self, updates: int, parts: Collection[AbstractPart]) -> int:
         """Of so many updates those that may go together, whoever else steps these parts."""
         steppers = max((part.steppers for part in parts), default=1)
-        most, each = self.updates_apart // steppers, min(self.updates_each, self.updates_apart)
+        one, most = self.updates_apart, self.updates_apart // steppers
+        each = min(self.updates_each, one, 2 * one // steppers)
         return max(1, min(max(most, each), updates))
