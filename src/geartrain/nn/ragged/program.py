@@ -189,7 +189,7 @@ class RaggedProgram:
         for kind, entries in self._widths:
             places.append(total)
             total += entries * sizes[kind]
-        kept = RaggedKept(call, ints, {}, pool.made((total,), cut.dtype).zero_(), places)
+        kept = RaggedKept(call, ints, {}, pool.made((total,), cut.dtype), places)
         made = self._made(self._outputs, sizes)
         self._run(self._forward, kept, made, (), None)
         ours = iter(made)
@@ -275,8 +275,8 @@ class RaggedProgram:
     def _made(
         self, shapes: Sequence[tuple[int, int, tuple[int, ...]]], sizes: Sequence[int]
     ) -> list[Tensor]:
-        new, dtype = pool.made, self._cut.dtype  # zeros: what is lent has numbers of others
-        return [new((sizes[kind] * times, *tail), dtype).zero_() for kind, times, tail in shapes]
+        new, dtype = pool.made, self._cut.dtype
+        return [new((sizes[kind] * times, *tail), dtype) for kind, times, tail in shapes]
 
     def _shaped(
         self, t: Tensors, kept: RaggedKept, made: Sequence[Tensor], dys: Sequence[Tensor]
