@@ -20,7 +20,7 @@ from geartrain.native.ragged import RaggedSteps
 from geartrain.native.sums import SumsById
 from geartrain.nn.operands import Operands
 from geartrain.nn.ragged.choice import DerivedRagged
-from geartrain.nn.ragged.derivation import derive_inside, derive_memory
+from geartrain.nn.ragged.derivation import MOST_SEEN, derive_inside, derive_memory
 from geartrain.nn.ragged.program import RaggedProgram
 from geartrain.nodes import looked_up
 from geartrain.nodes.gradient import GradientSum
@@ -235,7 +235,7 @@ def memories(draw: Draw) -> Found:
         memory = Recalled(held, which + first)
         if library.current() is not None:
             if kind not in CUTS:
-                CUTS[kind] = derive_memory(kind().double(), inputs, memory.payload, 1)
+                CUTS[kind] = derive_memory(kind().double(), inputs, memory.some(MOST_SEEN), 1)
             program = DerivedRagged(RaggedProgram(CUTS[kind], Operands(module)), 1, {})
         kernel = RememberingRead(module, list(module.parameters()), 1, Given(program))
         into = GradientSum(module.parameters())

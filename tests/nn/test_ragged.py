@@ -23,9 +23,10 @@ from geartrain.nn.ragged.derivation import derive_inside, derive_memory
 from geartrain.nn.ragged.program import RaggedProgram
 from geartrain.nodes.choice import Experience
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.held import Held, Recalled
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.ragged import RaggedModule
-from geartrain.nodes.remembering import Remembering
+from geartrain.nodes.remembering import Remembering, RememberingRead
 from tests.rigs.ragged_modules import H, Look, Mix, Pass, Point, Pool, Products
 
 F64 = torch.float64
@@ -417,6 +418,28 @@ def test_the_program_of_another_fit_is_taken_as_long_as_settings_are_the_same() 
     assert choice.RaggedChoice(of).program is not None
     module.gain = 2.0
     assert choice.RaggedChoice(of).program is None
+
+
+@pytest.mark.usefixtures("needs_kernels", "soon")
+def test_a_program_is_tried_on_rows_of_a_memory_that_somebody_holds() -> None:
+    """Between bundles lies what others have left there; nobody reads it."""
+    module, experience, held = Look().double(), Experience(), Held("memory")
+    lengths = np.array([3, 2, 4])
+    origin = np.full(lengths.size, 1 << 60)
+    held.hold((torch.randn(9, H),), origin, lengths, sums=True)
+    first = held.hold((torch.randn(9, H),), origin, lengths, sums=True)
+    memory = Recalled(held, first + np.array([2, 0]))
+    cells = held.payload()[0]
+    left = np.setdiff1d(np.arange(cells.shape[0]), held.at(memory.handles))
+    cells[torch.from_numpy(left)] = 1e270
+    at = torch.from_numpy(held.at(memory.handles))
+    assert torch.equal(memory.some(5)[0], cells[at[:5]])
+    chosen = choice.RaggedChoice(RaggedModule("look", module, 1, False, experience))
+    kernel = RememberingRead(module, list(module.parameters()), 1, chosen)
+    inputs = torch.randn(2, H), torch.tensor([0, 1])
+    for _ in range(4):
+        kernel.record(inputs, memory)
+    assert chosen.program is not None, experience.story
 
 
 class Scaled(_First):

@@ -68,6 +68,15 @@ def test_gradients_are_those_of_torch(lengths: list[int]) -> None:
     assert_as_torch(module, run, [module(leaf, inside)], [leaf])
 
 
+def test_who_only_follows_edges_does_without_lengths() -> None:
+    torch.manual_seed(0)
+    module, inside = Pass(), _inside([2, 3, 4])
+    program, x, names = _program(module), torch.randn(9, H), dict.fromkeys(inside.edges, True)
+    other = Inside(torch.tensor([2, 3, 1]), inside.segment, dict(inside.edges))
+    ys, zs = (program.forward(call_of_inside((x,), each, names))[0] for each in (inside, other))
+    assert_close(ys, zs)
+
+
 def _taken(source: Sequence[int], lengths: Sequence[int], bad: int) -> Tensor:
     """What a program has written to edges when a row of it was found not to be there: rows of
     members by number, copied once more at its end."""

@@ -136,6 +136,11 @@ class Recalled:
         """The memory's tensors ``(capacity, ...)``; rows that nobody holds have no meaning."""
         return self.held.payload()
 
+    def some(self, most: int) -> Payload:
+        """So many of the rows that are read, at most, in order."""
+        at = torch.from_numpy(self._places()[0][:most])
+        return tuple(x[at.to(x.device)] for x in self.payload)
+
     @property
     def wanted(self) -> bool:
         """Whether anybody reads the gradient of what is held."""

@@ -33,7 +33,7 @@ from geartrain.nn.auto import FIRINGS, LARGE_FIRINGS, LARGE_ROWS, ROWS, UNCLEAR,
 from geartrain.nn.operands import Operands
 from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
 from geartrain.nn.ragged.cut import RaggedCut
-from geartrain.nn.ragged.derivation import derive_inside, derive_memory
+from geartrain.nn.ragged.derivation import MOST_SEEN, derive_inside, derive_memory
 from geartrain.nn.ragged.listed import inputs_of, listed
 from geartrain.nn.ragged.program import RaggedCall, RaggedKept, RaggedProgram
 from geartrain.nn.registry import kind_of
@@ -243,7 +243,7 @@ class RaggedChoice(AbstractRaggedChoice):
 
         def make() -> RaggedCut:
             columns = self._module.columns
-            return derive_memory(self._module.function, inputs, memory.payload, columns)
+            return derive_memory(self._module.function, inputs, memory.some(MOST_SEEN), columns)
 
         return self._decide(kind, (kind, "memory"), make, {}, inputs, None, memory)
 

@@ -44,6 +44,8 @@ _EDGES: Final = 11, 19
 _ROWS: Final = 3, 5
 _PADDED: Final = 4, 7
 _EVEN: Final = tuple([(many,) * n for n, many in zip(_ROWS, _PADDED, strict=True)])
+MOST_SEEN: Final = _ROWS[-1] * _PADDED[-1]
+"""Rows of a memory that are looked at; trials with more have some of them again."""
 _LONG: Final = 2, 600, 3
 """Bundles of which some are long: code may take so many members at most, or another way."""
 
@@ -147,7 +149,7 @@ def derive_memory(
     Args:
         function: It.
         inputs: Its payload and columns, as they come.
-        held: The memory's tensors ``(capacity, ...)``.
+        held: Rows of the memory's tensors, ``MOST_SEEN`` are enough; none that nobody holds.
         columns: How many of the inputs are columns, which come last.
 
     Raises:
