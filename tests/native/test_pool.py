@@ -78,6 +78,8 @@ def test_of_what_calls_make_large_tensors_are_lent() -> None:
     assert few.shape == (MUCH // 256 - 1, 64) and shared.nbytes() == before
     many = made((MUCH // 512, 64), torch.float64)
     assert many.dtype is torch.float64 and shared.nbytes() == before + many.nbytes
+    with torch.device("meta"):
+        assert made((2, 64), torch.float32).is_cpu and shared.empty((2, 64), torch.float32).is_cpu
 
 
 def test_pages_that_none_has_reached_of_late_go_back_and_those_below_stay() -> None:

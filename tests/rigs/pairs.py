@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import final
+
 import torch
 from torch import Tensor, nn
 
 import geartrain as gt
+from geartrain.engine.instrument import Worked
+from geartrain.train.results import Fit
+from tests.rigs.passes import processes
 
 
 def graph_of_pairs() -> gt.Graph:
@@ -33,3 +39,31 @@ def pairs(n: int) -> list[gt.Instance]:
         )
         for _ in range(n)
     ]
+
+
+@final
+class WorkSeen(gt.AbstractInstrument):
+    """What has been done in each pass."""
+
+    def __init__(self) -> None:
+        self.passes: list[Worked] = []
+
+    def on_worked(self, event: Worked) -> None:
+        self.passes.append(event)
+
+
+def pass_of_two(n: int, max_active: int, **schedule: int) -> tuple[Fit, Worked]:
+    """A pass of n trees by two worker processes, each with so many of its own in flight."""
+    seen = WorkSeen()
+    session = gt.Session(
+        graph_of_pairs(),
+        rules=gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=gt.Flush()),
+        runtime=processes(2),
+        sharing=gt.SharedWeights(in_flight="each"),
+        max_active=max_active,
+        schedule=gt.Schedule(ramp=gt.Ramp(over=0), **schedule),
+        instruments=[seen],
+    )
+    fit = session.fit(pairs(n), epochs=1)
+    (event,) = seen.passes
+    return fit, event

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 
 import geartrain as gt
 from geartrain.engine.engine import Engine
-from geartrain.engine.instrument import Worked
 from geartrain.engine.settings import Settings
 from geartrain.runtime.processes.lots import worth_a_lot
 from geartrain.sharing.assignment import Stocked, Together
-from tests.rigs.pairs import graph_of_pairs, pairs
-from tests.rigs.passes import processes
+from tests.rigs.pairs import pass_of_two
 
 MANY = 1_000_000
 
@@ -51,23 +47,7 @@ def test_a_lot_of_large_rows_has_two_mebibytes_and_pipelines_have_lots_of_their_
 
 def test_small_instances_go_by_lots_larger_than_are_in_flight() -> None:
     """And all of them are trained, the last ones too."""
-    seen: list[Worked] = []
-
-    class Listens(gt.AbstractInstrument):
-        def on_worked(self, event: Worked) -> None:
-            seen.append(event)
-
-    session = gt.Session(
-        graph_of_pairs(),
-        rules=gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=gt.Flush()),
-        runtime=processes(2),
-        sharing=gt.SharedWeights(in_flight="each"),
-        max_active=4,
-        schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
-        instruments=[Listens()],
-    )
-    fit = session.fit(pairs(4000), epochs=1)
-    (event,) = seen
+    fit, event = pass_of_two(4000, 4)
     told = sum(x.messages for x in event.links if x.sender == 2)
     assert fit.history[-1].instances == 4000
     assert told < 1000, told  # 2000 lots of two

@@ -24,7 +24,7 @@ from geartrain.engine.settings import Settings
 from geartrain.observe.flops import FlopMeter
 from geartrain.runtime.base import AbstractRuntime, Feeder
 from geartrain.runtime.processes.parent import Parent
-from tests.rigs.pairs import graph_of_pairs, pairs, square
+from tests.rigs.pairs import WorkSeen, graph_of_pairs, pairs, pass_of_two, square
 from tests.rigs.passes import Quiet, processes
 
 ADAM = gt.Rules(optimizer=partial(torch.optim.Adam, lr=1e-2), update_every=4)
@@ -417,23 +417,7 @@ def test_a_worker_has_waited_while_the_pass_was_handed_over(monkeypatch) -> None
 
 
 def test_workers_with_a_stock_report_by_lots_and_not_by_firings() -> None:
-    seen: list[Worked] = []
-
-    class Listens(gt.AbstractInstrument):
-        def on_worked(self, event: Worked) -> None:
-            seen.append(event)
-
-    session = gt.Session(
-        graph_of_pairs(),
-        rules=gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=gt.Flush()),
-        runtime=processes(2),
-        sharing=gt.SharedWeights(in_flight="each"),
-        max_active=64,
-        schedule=gt.Schedule(ramp=gt.Ramp(over=0), max_rows=4),
-        instruments=[Listens()],
-    )
-    session.fit(pairs(2000), epochs=1)
-    (event,) = seen
+    _, event = pass_of_two(2000, 64, max_rows=4)
     for w in (0, 1):
         firings = sum(n.firings for n in event.nodes if n.worker == w)
         (told,) = (x.messages for x in event.links if (x.sender, x.receiver) == (w, 2))
@@ -486,22 +470,17 @@ class Stream:
 
 
 def test_rows_of_a_list_go_to_workers_by_lots_which_are_told_of_by_lots() -> None:
-    seen: list[Worked] = []
-
-    class Listens(gt.AbstractInstrument):
-        def on_worked(self, event: Worked) -> None:
-            seen.append(event)
-
+    seen = WorkSeen()
     session = gt.Session(
         graph_of_pairs(),
         rules=ADAM,
         runtime=processes(2),
         max_active=8,
         schedule=gt.Schedule(ramp=gt.Ramp(over=0), max_rows=2),
-        instruments=[Listens()],
+        instruments=[seen],
     )
     fit = session.fit(pairs(400), epochs=1)
-    (event,) = seen
+    (event,) = seen.passes
     told = [x.messages for x in event.links if x.sender == 2]
     heard = [x.messages for x in event.links if x.receiver == 2]
     assert fit.history[-1].instances == 400
@@ -515,15 +494,10 @@ def test_what_the_program_says_to_a_worker_goes_with_what_it_feeds_unless_that_m
     listed: bool,
 ) -> None:
     """That an instance has finished, the frame of the one in its place, and its rows."""
-    seen: list[Worked] = []
-
-    class Listens(gt.AbstractInstrument):
-        def on_worked(self, event: Worked) -> None:
-            seen.append(event)
-
-    session = one_at_a_time(processes(2), instruments=[Listens()])
+    seen = WorkSeen()
+    session = one_at_a_time(processes(2), instruments=[seen])
     session.fit(pairs(200) if listed else Stream(200), epochs=1)
-    (event,) = seen
+    (event,) = seen.passes
     told = {x.receiver: x.messages for x in event.links if x.sender == 2}
     assert told.keys() == {0, 1}
     # One for each instance, and what a pass begins and ends with; or the former by itself.

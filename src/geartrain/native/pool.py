@@ -122,7 +122,7 @@ class MemoryPool:
             count *= n
         nbytes = count * dtype.itemsize
         if nbytes < LEAST:
-            return torch.empty(tuple(shape), dtype=dtype)
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         with self._lock:
             lent = self._lend(-(-nbytes // _LINE))
         kind = _KINDS.get(dtype)
@@ -181,7 +181,9 @@ def made(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     nbytes = dtype.itemsize
     for n in shape:
         nbytes *= n
-    return shared.empty(shape, dtype) if nbytes >= MUCH else torch.empty(shape, dtype=dtype)
+    if nbytes >= MUCH:
+        return shared.empty(shape, dtype)
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 _uses: Final = getattr(torch._C, "_storage_Use_Count", None)  # torch does not document it

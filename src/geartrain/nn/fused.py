@@ -9,9 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import final
 
 import torch
@@ -170,7 +169,7 @@ class Routine:
         met = [k for one, *_ in tables for k in (one.weight, one.table, *one.biases)]
         self._read = [*(k for k, _ in operands), *(k for k, *_ in weights), *met]
         self._like = torch.empty(0, dtype=dtype, device="cpu")
-        self._sizes = [_room_for(one, one.dtype or dtype) for one in made]
+        self._sizes = [(one.rows, one.slot, one.tail, one.dtype or dtype) for one in made]
         self._looks = slots, dtype, tuple(self._given), tuple(made), tuple(results)
         whats = [(one.slot, one.tail, one.rows, one.dtype or dtype) for one in made]
         self.form = RoutineForm(steps, slots, self._given, whats, results)
@@ -256,27 +255,15 @@ class Routine:
             addresses[slot] = x.data_ptr()
         made = []
         zeros = self._like.new_zeros
-        for k, (rows, slot, tail, new, least, dtype) in enumerate(self._sizes):
+        for k, (rows, slot, tail, dtype) in enumerate(self._sizes):
             if room is not None and k == self.block and room.shape == (n, *tail):
                 x = room
-            elif rows:
-                x = new((n, *tail)) if n < least else pool.shared.empty((n, *tail), dtype)
             else:
-                x = zeros(tail)
+                x = pool.made((n, *tail), dtype) if rows else zeros(tail)
             addresses[slot] = x.data_ptr()
             made.append(x)
         self._steps.run(n, addresses)
         return tuple([arguments[k] if k >= 0 else made[~k] for k in self._results])
-
-
-def _room_for(
-    one: MadeTensor, dtype: torch.dtype
-) -> tuple[bool, int, tuple[int, ...], Callable[..., Tensor], int, torch.dtype]:
-    """Whether it has rows, its slot and shape, what makes it, and from how many rows on the pool
-    has room for it in place of that, of what dtype."""
-    row = prod(one.tail) * dtype.itemsize
-    new = torch.empty(0, dtype=dtype, device="cpu").new_empty
-    return one.rows, one.slot, one.tail, new, -(-pool.MUCH // max(row, 1)), dtype
 
 
 def run_together(
@@ -313,9 +300,9 @@ def run_together(
             copies.append(x)
         places.append((slot, x.data_ptr(), width * x.itemsize))
     made: list[Sequence[Tensor]] = []
-    for has_rows, slot, tail, new, least, its in first._sizes:
+    for has_rows, slot, tail, dtype in first._sizes:
         if has_rows:
-            x = new((n, *tail)) if n < least else pool.shared.empty((n, *tail), its)
+            x = pool.made((n, *tail), dtype)
             places.append((slot, x.data_ptr(), x.stride(0) * x.itemsize))
             made.append([x])
         else:
