@@ -22,7 +22,7 @@ from torch.nn.functional import mse_loss
 
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph, Stream
-from geartrain.graph.loops import Run
+from geartrain.graph.region import Run
 
 
 class Pair(nn.Module):

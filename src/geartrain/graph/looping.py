@@ -15,7 +15,6 @@ from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema
 from geartrain.frames.precision import Precision
 from geartrain.graph.cycles import back_ports
-from geartrain.graph.loops import Region
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Made, Port, Spec
 from geartrain.graph.operators import (
@@ -31,6 +30,7 @@ from geartrain.graph.operators import (
     Stopping,
     Ungrouping,
 )
+from geartrain.graph.region import Region
 from geartrain.graph.through import Through
 from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.group import Group
