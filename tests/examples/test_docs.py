@@ -108,6 +108,16 @@ def test_documents_that_the_source_names_are_there() -> None:
             assert (ROOT / name).exists(), f"{named(path)} names {name}"
 
 
+@pytest.mark.parametrize("folder", ["concepts", "how-to", "decisions"])
+def test_files_that_pages_name_are_there(folder: str) -> None:
+    there = {
+        path.name for room in ("src", "tests", "benchmarks") for path in (ROOT / room).rglob("*.py")
+    }
+    for path in (ROOT / "docs" / folder).glob("*.md"):
+        for name in re.findall(r"`(?:[\w-]+/)*([\w-]+\.py)`", text_of(path)):
+            assert name in there, f"{named(path)} names {name}"
+
+
 def test_the_readme_names_the_commands_of_the_makefile() -> None:
     readme, makefile = text_of(ROOT / "README.md"), text_of(ROOT / "Makefile")
     for target in ("setup", "demo", "test", "lint", "docs"):
