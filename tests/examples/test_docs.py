@@ -7,6 +7,7 @@ another has made. Shell, output and drawings stand in fences of another language
 from __future__ import annotations
 
 import re
+from inspect import isfunction
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import geartrain
+from geartrain.graph.verbs import AbstractStream
 from geartrain.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
@@ -157,6 +159,14 @@ def test_the_reference_has_every_public_name_once() -> None:
         missing, gone = sorted(public - here), sorted(here - public)
         assert not missing, f"put '::: {prefix}{missing[0]}' onto its page of docs/reference"
         assert not gone, f"docs/reference has {gone}, which {module.__name__} does not export"
+
+
+def test_the_table_of_verbs_has_every_verb() -> None:
+    page = text_of(ROOT / "docs" / "concepts" / "index.md")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    told = {name for row in rows for name in re.findall(r"`(\w+)\(", row)}
+    verbs = {name for name, verb in vars(AbstractStream).items() if isfunction(verb)}
+    assert {name for name in verbs if not name.startswith("_")} <= told
 
 
 def test_the_table_of_recipes_has_every_recipe_once() -> None:
