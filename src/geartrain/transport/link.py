@@ -375,11 +375,13 @@ class Transport:
         if sender in order.gone:
             self._dropped += 1
             return
+        overtaking = self._overtaking
         if self._rings is None:
             self._read(envelope, record, found)
-            return
-        for each in self._overtaking.in_turn(envelope, record, by_ring=by_ring):
-            self._read(*each, found)
+        elif not overtaking.keep(envelope, record, by_ring=by_ring):
+            self._read(envelope, record, found)
+            while (behind := overtaking.behind(sender)) is not None:
+                self._read(behind.envelope, behind.record, found)
 
     def _read(self, envelope: Envelope, record: Record, found: list[tuple[int, Record]]) -> None:
         """Take in the next message of its sender."""

@@ -6,7 +6,6 @@ in between, so if both are ahead something is lost: then it is read, and so refu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple, final
 
 from geartrain.transport.causal import CausalOrder
@@ -46,18 +45,22 @@ class Overtaking:
         """A process is gone: nothing of it waits."""
         self._early[who].clear()
 
-    def in_turn(
-        self, envelope: Envelope, record: Record, *, by_ring: bool
-    ) -> Iterator[tuple[Envelope, Record]]:
-        """What is to be read now that a message has come: nothing yet, or it, and those behind it.
+    def keep(self, envelope: Envelope, record: Record, *, by_ring: bool) -> bool:
+        """Keep a message that has come, if it is to wait for others of its sender; whether it is.
 
-        Each is to be read before the next one is asked for.
+        What is not kept is to be read at once, and then, one by one, what is ``behind`` it.
         """
-        sender, arrived = envelope.sender, self._order.arrived
-        number, early = int(envelope.stamp[sender, self._me]), self._early[sender]
-        if number > arrived[sender] and all(x.by_ring is by_ring for x in early.values()):
-            early[number] = Early(envelope, record, by_ring)
-            return
-        yield envelope, record
-        while (behind := early.pop(arrived[sender], None)) is not None:
-            yield behind.envelope, behind.record
+        sender = envelope.sender
+        number = int(envelope.stamp[sender, self._me])
+        if number <= self._order.arrived[sender]:
+            return False
+        early = self._early[sender]
+        if any(x.by_ring is not by_ring for x in early.values()):
+            return False
+        early[number] = Early(envelope, record, by_ring)
+        return True
+
+    def behind(self, sender: int) -> Early | None:
+        """The next one of a sender, if it has come; it waits no longer."""
+        early = self._early[sender]
+        return early.pop(self._order.arrived[sender], None) if early else None

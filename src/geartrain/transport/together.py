@@ -45,10 +45,10 @@ class SaidTogether:
         """A process is gone: nothing waits for it."""
         self._gathered.pop(who, None)
 
-    def messages(self) -> Iterator[tuple[int, Record, IntArray]]:
+    def messages(self) -> list[tuple[int, Record, IntArray]]:
         """To whom, what, and its stamp, of all that waits; nothing does afterwards."""
         if not self._gathered:
-            return
+            return []
         gathered, self._gathered = self._gathered, {}
         order, me = self._order, self._me
         lots = [
@@ -61,11 +61,13 @@ class SaidTogether:
         for to, _ in lots:
             order.count(to)
             left[to] += 1
+        found: list[tuple[int, Record, IntArray]] = []
         for to, record in lots:
             stamp = order.sent.copy()
             stamp[me, to] -= left[to]
             left[to] -= 1
-            yield to, record, stamp
+            found.append((to, record, stamp))
+        return found
 
 
 def _lots(records: Sequence[Record]) -> Iterator[list[Record]]:
