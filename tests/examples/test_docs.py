@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from typer.main import get_command
 
 import geartrain
+from geartrain.cli.main import app
 from geartrain.graph.verbs import AbstractStream
 from geartrain.recipes import RECIPES
 
@@ -167,6 +169,14 @@ def test_the_table_of_verbs_has_every_verb() -> None:
     told = {name for row in rows for name in re.findall(r"`(\w+)\(", row)}
     verbs = {name for name, verb in vars(AbstractStream).items() if isfunction(verb)}
     assert {name for name in verbs if not name.startswith("_")} <= told
+
+
+def test_pages_by_task_name_every_option_of_the_command_line() -> None:
+    pages = "".join(text_of(path) for path in (ROOT / "docs" / "how-to").glob("*.md"))
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        for option in (option for each in command.params for option in each.opts):
+            if option.startswith("--"):
+                assert re.search(rf"{option}\b", pages), f"no page names {name} {option}"
 
 
 def test_the_table_of_recipes_has_every_recipe_once() -> None:
