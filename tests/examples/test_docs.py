@@ -106,6 +106,22 @@ def test_links_into_the_tree_lead_somewhere(path: Path) -> None:
     assert lost == []
 
 
+MADE = re.compile(r"benchmarks/(peers/README|\w+/results/.*)\.md|CHANGELOG\.md")
+"""What programs have written, in part or whole, and the list of changes."""
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if not MADE.fullmatch(named(p))], ids=named)
+def test_lines_have_120_characters_at_most(path: Path) -> None:
+    """But for rows of tables, pictures, and blocks of code."""
+    lines = FENCE.sub("", text_of(path)).splitlines()
+    assert [x for x in lines if len(x) > 120 and not x.startswith(("|", "![", "    "))] == []
+
+
+def test_a_benchmark_says_on_a_page_what_it_asks() -> None:
+    rooms = {path.parent for path in (ROOT / "benchmarks").glob("*/main.py")}
+    assert rooms and [room.name for room in rooms if not (room / "README.md").exists()] == []
+
+
 def test_documents_that_the_source_names_are_there() -> None:
     for path in SOURCES:
         for name in re.findall(r"\bdocs/[\w/.-]+\.md\b", text_of(path)):
