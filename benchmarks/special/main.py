@@ -16,6 +16,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -262,6 +263,7 @@ def main(*names: str) -> None:
     """Measure what is named, or all."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    warnings.filterwarnings("ignore", "Sparse invariant checks")  # torch's, of its own tensors
     known = {"adam": adam, "adagrad": adagrad, "bf16": bf16, "derived": derived}
     for name in names or known:
         known[name]()

@@ -12,12 +12,24 @@ from geartrain.cli.version import version
 from geartrain.recipes import RECIPES
 from tests.rigs.programs import Nursery, Program
 
+COMMANDS = (
+    *("train", "simulate", "compare", "evaluate", "recipes"),
+    *("graph", "report", "demo", "native"),
+)
+
 
 def test_version_and_help_say_what_they_should(geartrain) -> None:
     assert geartrain("--version").out == f"geartrain {version()}\n"
     words = geartrain("--help").out
-    for command in ("train", "evaluate", "recipes", "graph", "report"):
+    for command in COMMANDS:
         assert command in words
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_a_value_for_no_option_that_takes_none(geartrain, command: str) -> None:
+    words = geartrain(command, "--help").out
+    assert "--help" in words
+    assert [line for line in words.splitlines() if "<bool>" in line and "--help" not in line] == []
 
 
 def test_recipes_are_listed_with_their_options_for_people_and_for_scripts(geartrain) -> None:

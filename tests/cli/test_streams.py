@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import geartrain as gt
+from geartrain.cli.exits import ending
 from geartrain.cli.logs import logging_to
 from geartrain.cli.streams import Tolerant, tolerant
 from tests.rigs.programs import Nursery, Program
@@ -130,6 +132,23 @@ def test_a_stream_that_fails_is_dropped_and_remembered() -> None:
     assert stream.write("x") == 1 and inner.getvalue() == "four"
     stream.flush()
     assert not stream.isatty()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (errno.EPIPE, ""),  # as: recipes | head
+        (errno.ENOSPC, "geartrain: standard output could not be written: No space left on device"),
+    ],
+)
+def test_what_is_lost_ends_with_1_and_is_told_unless_somebody_has_heard_enough(
+    code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", Failing(5, code))
+    with pytest.raises(typer.Exit) as ended, ending():
+        sys.stdout.write("more than five")
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().err.strip() == said
 
 
 def test_without_streams_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -526,6 +526,17 @@ def test_evaluated_within_epochs_the_run_stops_at_a_fraction(geartrain, tmp_path
     assert geartrain("report", tmp_path / "stops").status == 0
 
 
+def stopped_and_resumed(geartrain, words, folder: Path):
+    """A training of lists that has ended after half an epoch, and then gone on to its end."""
+    stopped = geartrain(*words, "--until", "loss<=99", "--out", folder)
+    assert stopped.json["epochs"] == 0.5
+    (folder / "result.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    config["settings"]["until"] = None
+    (folder / "config.json").write_text(json.dumps(config))
+    return geartrain("train", "listreduce", "--out", folder, "--resume", "--json")
+
+
 def test_copies_of_the_bottleneck_train_resume_and_are_evaluated(geartrain, tmp_path: Path) -> None:
     words = ["train", *SMALL_LISTS, "--replicas", 2, "--option", "average_every=90"]
     words += ["--evaluate-every", 0.5, "--checkpoint-every", 50, "--json"]
@@ -535,13 +546,7 @@ def test_copies_of_the_bottleneck_train_resume_and_are_evaluated(geartrain, tmp_
     tensors = read_checkpoint(tmp_path / "whole" / "latest.safetensors").tensors
     assert any(name.startswith("cell#1/weights/") for name in tensors)
     folder = tmp_path / "stopped"
-    stopped = geartrain(*words, "--until", "loss<=99", "--out", folder)
-    assert stopped.json["epochs"] == 0.5
-    (folder / "result.json").unlink()
-    config = json.loads((folder / "config.json").read_text())
-    config["settings"]["until"] = None
-    (folder / "config.json").write_text(json.dumps(config))
-    resumed = geartrain("train", "listreduce", "--out", folder, "--resume", "--json")
+    resumed = stopped_and_resumed(geartrain, words, folder)
     assert resumed.status == 0
     same = "valid", "history", "instances", "replicas", "staleness", "updates"
     assert [resumed.json[name] for name in same] == [whole.json[name] for name in same]
@@ -559,13 +564,7 @@ def test_a_run_in_bf16_says_so_and_resumes_in_it(geartrain, tmp_path: Path) -> N
     whole = geartrain(*words, "--out", tmp_path / "whole")
     assert (whole.status, whole.json["precision"]) == (0, "bf16")
     folder = tmp_path / "stopped"
-    stopped = geartrain(*words, "--until", "loss<=99", "--out", folder)
-    assert stopped.json["epochs"] == 0.5
-    (folder / "result.json").unlink()
-    config = json.loads((folder / "config.json").read_text())
-    config["settings"]["until"] = None
-    (folder / "config.json").write_text(json.dumps(config))
-    resumed = geartrain("train", "listreduce", "--out", folder, "--resume", "--json")
+    resumed = stopped_and_resumed(geartrain, words, folder)
     assert (resumed.status, resumed.json["valid"]) == (0, whole.json["valid"])
     ends = [read_checkpoint(p / "latest.safetensors").tensors for p in (folder, tmp_path / "whole")]
     assert {t.dtype for t in ends[0].values() if t.is_floating_point()} == {torch.float32}

@@ -7,13 +7,17 @@ another has made. Shell, output and drawings stand in fences of another language
 from __future__ import annotations
 
 import re
+from inspect import isfunction
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+from typer.main import get_command
 
 import geartrain
+from geartrain.cli.main import app
+from geartrain.graph.verbs import AbstractStream
 from geartrain.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +73,9 @@ def test_the_code_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for block in blocks:
         # Blank lines in front, so that a traceback shows the line of the document.
         source = "\n" * (block.line - 1) + block.text
-        exec(compile(source, str(path), "exec"), names)  # our own documents
+        # What this file imports from __future__ is not what a reader has.
+        code = compile(source, str(path), "exec", dont_inherit=True)
+        exec(code, names)  # our own documents
 
 
 def test_pages_that_teach_hold_code_to_run() -> None:
@@ -100,10 +106,36 @@ def test_links_into_the_tree_lead_somewhere(path: Path) -> None:
     assert lost == []
 
 
+MADE = re.compile(r"benchmarks/(peers/README|\w+/results/.*)\.md|CHANGELOG\.md")
+"""What programs have written, in part or whole, and the list of changes."""
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if not MADE.fullmatch(named(p))], ids=named)
+def test_lines_have_120_characters_at_most(path: Path) -> None:
+    """But for rows of tables, pictures, and blocks of code."""
+    lines = FENCE.sub("", text_of(path)).splitlines()
+    assert [x for x in lines if len(x) > 120 and not x.startswith(("|", "![", "    "))] == []
+
+
+def test_a_benchmark_says_on_a_page_what_it_asks() -> None:
+    rooms = {path.parent for path in (ROOT / "benchmarks").glob("*/main.py")}
+    assert rooms and [room.name for room in rooms if not (room / "README.md").exists()] == []
+
+
 def test_documents_that_the_source_names_are_there() -> None:
     for path in SOURCES:
         for name in re.findall(r"\bdocs/[\w/.-]+\.md\b", text_of(path)):
             assert (ROOT / name).exists(), f"{named(path)} names {name}"
+
+
+@pytest.mark.parametrize("folder", ["concepts", "how-to", "decisions"])
+def test_files_that_pages_name_are_there(folder: str) -> None:
+    there = {
+        path.name for room in ("src", "tests", "benchmarks") for path in (ROOT / room).rglob("*.py")
+    }
+    for path in (ROOT / "docs" / folder).glob("*.md"):
+        for name in re.findall(r"`(?:[\w-]+/)*([\w-]+\.py)`", text_of(path)):
+            assert name in there, f"{named(path)} names {name}"
 
 
 def test_the_readme_names_the_commands_of_the_makefile() -> None:
@@ -145,6 +177,22 @@ def test_the_reference_has_every_public_name_once() -> None:
         missing, gone = sorted(public - here), sorted(here - public)
         assert not missing, f"put '::: {prefix}{missing[0]}' onto its page of docs/reference"
         assert not gone, f"docs/reference has {gone}, which {module.__name__} does not export"
+
+
+def test_the_table_of_verbs_has_every_verb() -> None:
+    page = text_of(ROOT / "docs" / "concepts" / "index.md")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    told = {name for row in rows for name in re.findall(r"`(\w+)\(", row)}
+    verbs = {name for name, verb in vars(AbstractStream).items() if isfunction(verb)}
+    assert {name for name in verbs if not name.startswith("_")} <= told
+
+
+def test_pages_by_task_name_every_option_of_the_command_line() -> None:
+    pages = "".join(text_of(path) for path in (ROOT / "docs" / "how-to").glob("*.md"))
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        for option in (option for each in command.params for option in each.opts):
+            if option.startswith("--"):
+                assert re.search(rf"{option}\b", pages), f"no page names {name} {option}"
 
 
 def test_the_table_of_recipes_has_every_recipe_once() -> None:

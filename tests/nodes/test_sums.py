@@ -8,31 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from geartrain import device as transfer
 from geartrain.errors import NonFiniteError
 from geartrain.frames.frame import Arena
 from geartrain.nodes.sums import Sums
+from tests.rigs.unheard import answer_late
 
 SLOTS = np.arange(4)
 COUNTS = np.array([True, False, True, True])
 
 
-class Late:
-    """An event that is reached when somebody waits for it."""
-
-    reached = False
-
-    def query(self) -> bool:
-        return self.reached
-
-    def synchronize(self) -> None:
-        self.reached = True
-
-
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype))
-    monkeypatch.setattr(transfer, "recorded", lambda device: Late())
+    answer_late(monkeypatch)
 
 
 class Hidden(torch.Tensor):

@@ -27,9 +27,8 @@ def test_busy_time_rows_and_batch_sizes_are_summed(tmp_path):
     )
     assert timeline.workers == {0, 1, 2}  # the third never fired
     assert timeline.span_s == pytest.approx(2.25)
-    assert timeline.worker_busy_s(0) == pytest.approx(1.0)
-    assert timeline.worker_busy_s(1) == pytest.approx(1.25)
-    assert timeline.worker_busy_s(2) == 0
+    busy_s = {(0, "leaf"): 0.5, (0, "branch"): 0.5, (1, "leaf"): 1.25}
+    assert timeline.busy_s == pytest.approx(busy_s)
     assert timeline.nodes_by_use() == ["leaf", "branch"]
     leaf = timeline.nodes["leaf"]
     assert (leaf.firings, leaf.rows, leaf.busy_s) == (3, 14, pytest.approx(1.75))

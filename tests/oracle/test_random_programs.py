@@ -15,7 +15,8 @@ from tests.rigs.passes import (
     autograd,
     orders,
 )
-from tests.rigs.twins import Lists, Program, Streams, instance, new_graph
+from tests.rigs.random_programs import Program
+from tests.rigs.twins import Lists, Streams, instance, new_graph
 
 
 def check(seed, length, size, *orders, tell=note):

@@ -20,7 +20,8 @@ from tests.rigs.passes import (
     one_pass,
     orders,
 )
-from tests.rigs.twins import Lists, Program, Streams, instance, new_graph
+from tests.rigs.random_programs import Program
+from tests.rigs.twins import Lists, Streams, instance, new_graph
 
 
 def looped(seed: int, length: int, looks: bool = False) -> Program:

@@ -6,29 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from geartrain import device as transfer
 from geartrain.errors import NonFiniteError
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Clip, Flush, Rules
 from geartrain.parts.stepping import Stepping
-
-
-class Late:
-    """An event that is reached when somebody waits for it."""
-
-    reached = False
-
-    def query(self) -> bool:
-        return self.reached
-
-    def synchronize(self) -> None:
-        self.reached = True
+from tests.rigs.unheard import answer_late
 
 
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype))
-    monkeypatch.setattr(transfer, "recorded", lambda device: Late())
+    answer_late(monkeypatch)
 
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,14 @@ from torch import nn
 import geartrain as gt
 from geartrain.errors import CheckpointError
 from geartrain.parts.part import PartState
-from geartrain.parts.snapshot import load_parts, parts_to_tensors, take_over
+from geartrain.parts.snapshot import (
+    check_parts,
+    check_weights,
+    parts_to_tensors,
+    put_parts,
+    put_weights,
+    take_over,
+)
 
 
 class Body(nn.Module):
@@ -77,7 +84,7 @@ def test_parts_come_back_and_go_on_to_the_last_bit():
     tensors, document = saved(whole)
     assert {"dense/gradient/weight", "sparse/gradient/embedding.weight/values"} <= set(tensors)
     assert "sparse/weights/seen" in tensors
-    load_parts(loaded, tensors, document, False, "file")
+    put_parts(loaded, check_parts(loaded, tensors, document, "file"))
     assert_same(whole, loaded)
     assert float(loaded["sparse"].module.seen) == 0.0
     for each in (whole, loaded):
@@ -113,7 +120,8 @@ def test_weights_alone_leave_the_rest_alone():
     train(whole)
     train(loaded, steps=1, seed=9)
     _, before = saved(loaded)
-    load_parts(loaded, *saved(whole), True, "file")  # type: ignore[call-arg]
+    tensors, document = saved(whole)
+    put_weights(loaded, check_weights(loaded, tensors, document, "file"))
     assert torch.equal(loaded["dense"].module.weight, whole["dense"].module.weight)
     assert saved(loaded)[1] == before
     assert loaded["sparse"].pending_gradients()
@@ -162,5 +170,5 @@ def test_what_does_not_fit_is_refused_by_name_and_changes_nothing(spoil, message
     tensors, document = saved(whole)
     spoil(tensors, document)
     with pytest.raises(CheckpointError, match=message):
-        load_parts(loaded, tensors, document, False, "file")
+        put_parts(loaded, check_parts(loaded, tensors, document, "file"))
     assert_same(loaded, twin)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
-from geartrain.graph.loops import Run
+from geartrain.graph.region import Run
 from geartrain.nodes.loss import accuracy, cross_entropy
 
 H = 4

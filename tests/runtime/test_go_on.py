@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 import geartrain as gt
-from geartrain.engine.instrument import AbstractInstrument, Exchanged, Joined, Restored
 from geartrain.errors import WorkerDiedError
 from geartrain.runtime.processes.processes import Processes
 from geartrain.sharing.replicas import Replicas
 from tests.rigs.left import living
+from tests.rigs.told import Told, numbered
 
 SLOW = pytest.mark.slow
 BOUND = pytest.mark.timeout(120)
@@ -30,14 +30,12 @@ def lasting(workers: int = 3) -> Processes:
     return Processes(workers, kernel_threads=1, on_worker_death="go_on", most_deaths=20)
 
 
-class Fate(AbstractInstrument):
+class Fate(Told):
     """Strikes workers when so many updates have been seen, and keeps what it is told."""
 
     def __init__(self, runtime: Processes, at: dict[int, tuple[int, ...]], how: int) -> None:
+        super().__init__()
         self.runtime, self.at, self.how, self.steps = runtime, dict(at), how, 0
-        self.restored: list[Restored] = []
-        self.joined: list[Joined] = []
-        self.exchanged: list[Exchanged] = []
         self.struck: list[int] = []
 
     def on_updated(self, event: Any) -> None:
@@ -45,26 +43,6 @@ class Fate(AbstractInstrument):
         for worker in self.at.pop(self.steps, ()):
             self.struck.append(self.runtime.pids[worker])
             os.kill(self.struck[-1], self.how)
-
-    def on_restored(self, event: Restored) -> None:
-        self.restored.append(event)
-
-    def on_joined(self, event: Joined) -> None:
-        self.joined.append(event)
-
-    def on_exchanged(self, event: Exchanged) -> None:
-        self.exchanged.append(event)
-
-    def total(self, name: str) -> int:
-        return sum(getattr(c, name) for e in self.exchanged for c in e.copies)
-
-
-def data(n: int) -> list[gt.Instance]:
-    drawn = torch.Generator().manual_seed(0)
-    return [
-        gt.Instance({"x": torch.randn(2, 2, generator=drawn, dtype=torch.float64)}, key=i)
-        for i in range(n)
-    ]
 
 
 def session(
@@ -112,7 +90,7 @@ def check(s: gt.Session, fate: Fate, fit: gt.Fit, deaths: int, instances: int) -
 )
 def test_others_go_on_and_a_newcomer_takes_the_place_of_one_that_was_killed(exchange):
     s, fate = session(lasting(), {40: (1,), 120: (0,), 200: (2,)}, exchange=exchange)
-    fit = s.fit(data(180), epochs=3)  # 270 updates
+    fit = s.fit(numbered(180), epochs=3)  # 270 updates
     check(s, fate, fit, 3, 540)
     assert {e.source for e in fate.restored} == {"copies"}
     # Deaths may follow one another before a newcomer has begun: they join in any order.
@@ -125,7 +103,7 @@ def test_others_go_on_and_a_newcomer_takes_the_place_of_one_that_was_killed(exch
 @pytest.mark.slow
 def test_one_that_is_stopped_is_ended_and_replaced():
     s, fate = session(lasting(), {60: (1,)}, signal.SIGSTOP)
-    fit = s.fit(data(3000), epochs=1)
+    fit = s.fit(numbered(3000), epochs=1)
     check(s, fate, fit, 1, 3000)
     assert "stopped" in fate.restored[0].message
 
@@ -133,7 +111,7 @@ def test_one_that_is_stopped_is_ended_and_replaced():
 @BOUND
 def test_two_that_die_at_once_leave_one_that_goes_on():
     s, fate = session(lasting(), {80: (0, 2)})
-    fit = s.fit(data(300), epochs=1)
+    fit = s.fit(numbered(300), epochs=1)
     check(s, fate, fit, 2, 300)
     assert sorted(k for e in fate.joined for k in e.copies) == [0, 2]
 
@@ -141,7 +119,7 @@ def test_two_that_die_at_once_leave_one_that_goes_on():
 @BOUND
 def test_where_too_few_are_left_the_call_goes_back_to_its_last_state():
     s, fate = session(lasting(), {80: (0,)}, least=3)
-    fit = s.fit(data(300), epochs=1)
+    fit = s.fit(numbered(300), epochs=1)
     assert fate.restored[0].source == "memory"
     assert (fit.deaths, fit.instances) == (1, 300)
     assert fit.repeated == fate.restored[0].repeated > 0
@@ -173,7 +151,7 @@ class Deadly(nn.Module):
 @BOUND
 def test_deaths_before_a_pass_has_begun_lose_nothing(tmp_path):
     s, fate = session(lasting(), {}, between=Deadly(tmp_path, 1))
-    fit = s.fit(data(60), epochs=1)
+    fit = s.fit(numbered(60), epochs=1)
     assert (fit.deaths, fit.repeated, fit.instances) == (1, 0, 60)
     assert {e.source for e in fate.restored} == {"copies"}
 
@@ -182,7 +160,7 @@ def test_deaths_before_a_pass_has_begun_lose_nothing(tmp_path):
 @pytest.mark.slow
 def test_of_copies_that_are_pipelines_a_whole_one_is_replaced():
     s, fate = session(lasting(4), {80: (3,), 200: (0,)}, copies=2)
-    fit = s.fit(data(300), epochs=2)
+    fit = s.fit(numbered(300), epochs=2)
     check(s, fate, fit, 2, 600)
     assert sorted(list(e.copies) for e in fate.joined) == [[0], [1]]
 
@@ -197,7 +175,7 @@ def test_without_copies_it_goes_back_as_with_restore():
     fate = Fate(lasting(), {20: (0,)}, signal.SIGKILL)
     rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=4)
     s = gt.Session(graph, rules=rules, runtime=lasting(), max_active=4, instruments=[fate])
-    fit = s.fit(data(300), epochs=1)
+    fit = s.fit(numbered(300), epochs=1)
     assert (fit.deaths, fit.instances) == (1, 300) and fate.restored[0].source == "memory"
 
 
@@ -207,5 +185,5 @@ def test_after_too_many_deaths_the_next_is_raised():
     short = Processes(2, kernel_threads=1, on_worker_death="go_on", most_deaths=1)
     s, _ = session(short, {40: (0,), 120: (1,)}, copies=2)
     with pytest.raises(WorkerDiedError, match="died 2 times"):
-        s.fit(data(2000), epochs=1)
+        s.fit(numbered(2000), epochs=1)
     short.close()

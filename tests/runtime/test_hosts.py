@@ -29,7 +29,7 @@ from geartrain.runtime.hosts.keeper import PROTOCOL
 from geartrain.runtime.hosts.keepers import Keepers
 from geartrain.runtime.hosts.program import Host
 from geartrain.runtime.hosts.worker import Greeting
-from geartrain.runtime.processes import parent
+from geartrain.runtime.processes import handing
 from geartrain.runtime.processes.memory import SharedTensors, dumps
 from geartrain.transport.pulse import DEAD_S
 from geartrain.transport.record import Record
@@ -198,7 +198,7 @@ def test_a_worker_is_waited_for_while_what_it_is_handed_is_under_way(monkeypatch
         seen.append(untaken(member))
         return next(told)
 
-    monkeypatch.setattr(parent, "HANDED_S", 0.5)
+    monkeypatch.setattr(handing, "HANDED_S", 0.5)
     monkeypatch.setattr(control.RemoteMember, "untaken", moves)
     session.fit(points, epochs=1)
     assert seen and min(seen) > 0, "it has not said that it has it"

@@ -453,7 +453,6 @@ def test_processes_that_the_data_fork_die_of_their_signals(program, runtime, num
 
 BETWEEN_PASSES = """
     from geartrain.train.checkpoint import read_checkpoint
-    from geartrain.train.fitting import Fitting
 
     place, number = sys.argv[3], int(sys.argv[4])
 

@@ -26,7 +26,7 @@ from geartrain.graph.graph import Graph
 from geartrain.native import library
 from geartrain.parts.rules import Rules
 from geartrain.runtime.base import Feeder
-from geartrain.runtime.processes import parent, pool
+from geartrain.runtime.processes import handing, pool
 from geartrain.runtime.processes.processes import Processes
 from geartrain.runtime.processes.server import ForkServer
 from tests.rigs import struck
@@ -249,7 +249,7 @@ def test_a_module_that_cannot_be_made_again_in_a_worker_is_told_at_once():
 
 
 def test_a_worker_that_says_nothing_of_what_it_was_handed_is_told_and_ended(monkeypatch):
-    monkeypatch.setattr(parent, "HANDED_S", 0.5)
+    monkeypatch.setattr(handing, "HANDED_S", 0.5)
     kill, sent = os.kill, []
 
     def noted(pid: int, number: int) -> None:
@@ -272,7 +272,7 @@ def test_a_worker_that_says_nothing_of_what_it_was_handed_is_told_and_ended(monk
 
 def test_a_worker_that_does_not_take_what_it_is_handed_is_told_and_ended(monkeypatch):
     run(chain())
-    monkeypatch.setattr(parent, "HANDED_S", 0.5)
+    monkeypatch.setattr(handing, "HANDED_S", 0.5)
     monkeypatch.setattr(pool, "_STOPPED_LOOKS", 1000)  # it lives, and nothing tells why it waits
     heavy = nn.Linear(3, 3)
     heavy.more = bytes(1 << 22)  # than there is room for on the way

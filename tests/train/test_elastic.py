@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import geartrain as gt
-from geartrain.engine.instrument import AbstractInstrument, Exchanged, Joined, Restored
 from geartrain.errors import StuckError
 from geartrain.runtime.simulated import Costs, Die, Join, Leave, Simulated
 from geartrain.sharing.exchanges.nearest import NearestNeighbours
@@ -22,6 +21,7 @@ from geartrain.sharing.neighbours import Neighbours
 from geartrain.sharing.replicas import Replicas
 from geartrain.sharing.topology import check_connected
 from tests.rigs.products import halved
+from tests.rigs.told import Told, numbered
 
 SLOW = pytest.mark.slow
 ADAM = partial(torch.optim.Adam, lr=0.01)
@@ -40,43 +40,14 @@ EXCHANGES: dict[str, Any] = {
 QUICK = ("weights", "d-psgd", "all-reduce")
 
 
-class Seen(AbstractInstrument):
-    """Keeps what is told of copies that come and go."""
-
-    def __init__(self) -> None:
-        self.exchanged: list[Exchanged] = []
-        self.restored: list[Restored] = []
-        self.joined: list[Joined] = []
-
-    def on_exchanged(self, event: Exchanged) -> None:
-        self.exchanged.append(event)
-
-    def on_restored(self, event: Restored) -> None:
-        self.restored.append(event)
-
-    def on_joined(self, event: Joined) -> None:
-        self.joined.append(event)
-
-    def total(self, name: str) -> int:
-        return sum(getattr(c, name) for e in self.exchanged for c in e.copies)
-
-
-def data(n: int) -> list[gt.Instance]:
-    drawn = torch.Generator().manual_seed(0)
-    return [
-        gt.Instance({"x": torch.randn(2, 2, generator=drawn, dtype=torch.float64)}, key=i)
-        for i in range(n)
-    ]
-
-
-def session(sharing: Neighbours, runtime: Simulated, **given: Any) -> tuple[gt.Session, Seen]:
+def session(sharing: Neighbours, runtime: Simulated, **given: Any) -> tuple[gt.Session, Told]:
     torch.manual_seed(0)
     graph = gt.Graph()
     x = graph.input("x", shape=(2,), dtype=torch.float64)
     x = x.through(nn.Linear(2, 3).double(), name="a").through(nn.Tanh(), name="tanh")
     x.through(nn.Linear(3, 1).double(), name="b").loss(lambda y: y.square().sum(1), name="loss")
     rules = gt.Rules(optimizer=ADAM, update_every=4)
-    seen = Seen()
+    seen = Told()
     given = {"max_active": 3, "instruments": [seen], **given}
     return gt.Session(graph, rules=rules, runtime=runtime, sharing=sharing, **given), seen
 
@@ -110,7 +81,7 @@ def test_whoever_comes_and_goes_nothing_is_lost_or_counted_twice(exchange, comin
     ]
     sharing = Neighbours(copies=4, exchange=EXCHANGES[exchange](), shards=shards)
     s, seen = session(sharing, cluster(events, seed=seed))
-    fit = s.fit(data(25), epochs=2)
+    fit = s.fit(numbered(25), epochs=2)
     assert fit.instances == seen.total("instances") == 50  # each once, whatever died
     assert fit.repeated == sum(e.unfinished for e in seen.restored)
     assert fit.deaths == len(seen.restored) <= sum(isinstance(e, Die) for e in events)
@@ -125,7 +96,7 @@ def test_what_was_in_flight_in_a_copy_that_dies_is_trained_by_others(shards):
     """Every instance reaches the loss of a copy that lives to tell, and is counted there once."""
     sharing = Neighbours(copies=3, exchange="weights", shards=shards)
     s, seen = session(sharing, cluster([Die(1, 0.004)], n=3), max_active=5)
-    fit = s.fit(data(60), epochs=1)
+    fit = s.fit(numbered(60), epochs=1)
     (death,) = seen.restored
     assert death.worker == 1 and death.unfinished > 0
     assert (fit.deaths, fit.repeated) == (1, death.unfinished)
@@ -144,7 +115,7 @@ def test_those_who_are_left_are_linked_anew_and_mix_by_a_doubly_stochastic_matri
     n = 6 if topology == "torus" else 4
     sharing = Neighbours(copies=n, exchange="d-psgd", topology=topology)
     s, _ = session(sharing, cluster([kind(k, 0.001 * k) for k in gone], n=n))
-    s.fit(data(60), epochs=2)
+    s.fit(numbered(60), epochs=2)
     for endpoints in replicas_of(s).endpoints.values():
         members = [e.member for e in endpoints]
         there = [m.index for m in members if m.present]
@@ -174,7 +145,7 @@ def test_after_deaths_the_copies_that_are_left_come_together(exchange):
     sharing = Neighbours(copies=5, exchange=exchange, start=start)
     s, _ = session(sharing, cluster(events, n=5))
     s = gt.Session(s.graph, rules=still, runtime=s.runtime, sharing=sharing, max_active=2)
-    s.fit(data(200), epochs=1)
+    s.fit(numbered(200), epochs=1)
     rest = [
         torch.cat([p.detach().flatten() for p in part.module.parameters()])
         for name, part in s.trained_parts.items()
@@ -187,7 +158,7 @@ def test_after_deaths_the_copies_that_are_left_come_together(exchange):
 
 def test_a_newcomer_takes_part_at_once_and_its_optimiser_goes_on():
     s, seen = session(Neighbours(copies=3), cluster([Die(2, 0.003), Join(2, 0.006)], n=3))
-    s.fit(data(60), epochs=2)
+    s.fit(numbered(60), epochs=2)
     (joined,) = seen.joined
     assert (joined.worker, list(joined.copies)) == (2, [2]) and joined.time_s >= 0.006
     assert all(c.present for c in seen.exchanged[-1].copies)
@@ -201,7 +172,7 @@ def test_a_newcomer_takes_part_at_once_and_its_optimiser_goes_on():
 def test_copies_that_are_split_die_as_a_whole():
     sharing = Neighbours(copies=3, exchange="weights")
     s, seen = session(sharing, cluster([Die(3, 0.002), Join(2, 0.005)], n=6), max_active=4)
-    fit = s.fit(data(90), epochs=1)
+    fit = s.fit(numbered(90), epochs=1)
     assert (fit.instances, fit.deaths) == (90, 1)
     assert [list(e.copies) for e in seen.joined] == [[1]]
     assert replicas_of(s).present() == [True] * 3
@@ -210,16 +181,16 @@ def test_copies_that_are_split_die_as_a_whole():
 def test_training_waits_for_the_least_number_of_copies_or_says_that_they_do_not_come():
     events = [Leave(1, 0.002), Leave(2, 0.002), Join(1, 5.0)]
     s, _ = session(Neighbours(copies=3, least=2), cluster(events, n=3))
-    fit = s.fit(data(60), epochs=1)
+    fit = s.fit(numbered(60), epochs=1)
     assert fit.instances == 60 and fit.train_seconds > 5.0
     s, _ = session(Neighbours(copies=3, least=2), cluster(events[:2], n=3))
     with pytest.raises(StuckError, match="fewer than least=2 copies"):
-        s.fit(data(60), epochs=1)
+        s.fit(numbered(60), epochs=1)
 
 
 def test_where_fewer_than_the_least_are_left_by_a_death_training_goes_back():
     s, seen = session(Neighbours(copies=3, least=3), cluster([Die(1, 0.002), Join(1, 0.01)], n=3))
-    fit = s.fit(data(60), epochs=1)
+    fit = s.fit(numbered(60), epochs=1)
     (death,) = seen.restored
     assert death.source == "memory" and (fit.instances, fit.deaths) == (60, 1)
     assert fit.repeated == death.repeated > 0
@@ -237,7 +208,7 @@ def test_equal_copies_are_equal_after_the_death_of_whoever_was_to_send_their_mea
         s, _ = session(
             Neighbours(copies=3, exchange="all-reduce"), cluster([Die(at % 3, 0.0007 * at)], n=3)
         )
-        fit = s.fit(data(40), epochs=1)
+        fit = s.fit(numbered(40), epochs=1)
         assert fit.instances == 40 and fit.deaths == 1
         there = [k for k in range(3) if replicas_of(s).present()[k]]
         for name in ("a", "b"):

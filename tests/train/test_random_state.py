@@ -136,4 +136,8 @@ def test_states_of_any_number_of_draws_are_taken() -> None:
         torch.manual_seed(n)
         np.random.seed(n)
         torch.rand(n), np.random.rand(n), random.gauss(0, 1)
-        load_random_state(json.loads(json.dumps(random_state_to_json())))
+        document = json.loads(json.dumps(random_state_to_json()))
+        drawn = [(float(torch.rand(())), np.random.rand(), random.gauss(0, 1)) for _ in range(2)]
+        load_random_state(document)
+        again = [(float(torch.rand(())), np.random.rand(), random.gauss(0, 1)) for _ in range(2)]
+        assert again == drawn

@@ -9,7 +9,8 @@
 
 What has gone wrong is told in a line on standard error. A traceback is for the log; where there is
 none, ``GEARTRAIN_TRACEBACK=1`` shows it. Who closes standard output does not end a run; if what it
-was to say there was lost, a command that is done ends with 1 all the same.
+was to say there was lost, a command that is done ends with 1 all the same, and says so unless it
+was a pipe.
 """
 
 from __future__ import annotations
@@ -134,6 +135,8 @@ def _require_said(out: Tolerant) -> None:
     typer.Exit: Something of standard output was lost.
     """
     out.flush()
+    if isinstance(out.lost, BrokenPipeError):  # as by head: who has closed it knows
+        raise typer.Exit(FAILED) from out.lost
     if out.lost is not None:
         why = out.lost.strerror or out.lost
         raise fail(f"standard output could not be written: {why}", FAILED) from out.lost

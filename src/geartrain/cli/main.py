@@ -1,4 +1,4 @@
-"""The command line: options here, work in a file for each command.
+"""The command line: what each command takes here, work in a file for each.
 
     geartrain train RECIPE | simulate RECIPE | compare RECIPE | evaluate RUN | recipes
               graph RECIPE | report RUN | native | demo
@@ -8,12 +8,34 @@ Commands are imported when they are called, so that help comes at once.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, final
 
 import typer
 from typer.core import TyperGroup
+
+from geartrain.cli.options import (
+    DEVICE,
+    FLAG,
+    ComparedName,
+    DataOption,
+    EpochsOption,
+    EvaluateOption,
+    Format,
+    JsonFlag,
+    LinkOption,
+    MixerOption,
+    OnWorkerDeathName,
+    OutOption,
+    PrecisionName,
+    RecipeArgument,
+    RunArgument,
+    RuntimeName,
+    SeedOption,
+    SpeedsOption,
+    SplitName,
+    TopologyOption,
+)
 
 
 @final
@@ -38,94 +60,6 @@ app = typer.Typer(
 )
 
 
-class ComparedName(StrEnum):
-    """Where parts run, on this host and by the clock."""
-
-    THREADS = "threads"
-    PROCESSES = "processes"
-    AUTO = "auto"
-
-
-class RuntimeName(StrEnum):
-    """Where parts run."""
-
-    PROCESSES = "processes"
-    HOSTS = "hosts"
-    RAY = "ray"
-    THREADS = "threads"
-    SIMULATED = "simulated"
-    AUTO = "auto"
-
-
-class OnWorkerDeathName(StrEnum):
-    """What becomes of a run in which a worker process dies."""
-
-    RAISE = "raise"
-    RESTORE = "restore"
-    GO_ON = "go_on"
-
-
-class PrecisionName(StrEnum):
-    """Of rows and products."""
-
-    FULL = "full"
-    BF16 = "bf16"
-
-
-class SplitName(StrEnum):
-    """Which part of the data; dev and valid are two words for the validation."""
-
-    DEV = "dev"
-    VALID = "valid"
-    TEST = "test"
-    TRAIN = "train"
-
-
-class Format(StrEnum):
-    """How to draw a graph."""
-
-    TEXT = "text"
-    MERMAID = "mermaid"
-    DOT = "dot"
-
-
-DataOption = Annotated[
-    Path | None, typer.Option("--data", help="Data folder; default $GEARTRAIN_DATA.")
-]
-JsonFlag = Annotated[
-    bool, typer.Option("--json", help="One JSON object as the last line of standard output.")
-]
-EvaluateOption = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SHARE",
-        help="Share of an epoch between evaluations, such as 0.25; default: its end.",
-        show_default=False,
-    ),
-]
-TopologyOption = Annotated[
-    str | None,
-    typer.Option(help="Who talks to whom: ring, full, ...; default ring.", show_default=False),
-]
-MixerOption = Annotated[
-    str | None,
-    typer.Option(help="How copies exchange: gradients, all-reduce, ...", show_default=False),
-]
-SpeedsOption = Annotated[
-    str | None,
-    typer.Option(metavar="SPEED,...", help="Speeds of simulated workers, repeated in turn."),
-]
-LinkOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LATENCY,BANDWIDTH[,BUFFER]", help="Simulated links, such as 50us,1.25GB."
-    ),
-]
-DEVICE = "cpu|cuda|cuda:N"
-RunArgument = Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)]
-RecipeArgument = Annotated[str, typer.Argument(help="See 'geartrain recipes'.", show_default=False)]
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         from geartrain.cli.version import version
@@ -137,7 +71,8 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option("--version", metavar=FLAG, callback=_version, is_eager=True, help="Print it."),
     ] = False,
 ) -> None:
     pass
@@ -183,25 +118,23 @@ def train(
         int | None,
         typer.Option(min=1, help="Gradient rows or instances an update; default: the recipe's."),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Default: the recipe's.")] = None,
+    epochs: EpochsOption = None,
     until: Annotated[
         str | None,
         typer.Option(
             metavar="METRIC>=X",
-            help="Stop after the evaluation that is there (quote it); exit 1 if none is.",
+            help="Stop after the evaluation that reaches it (quote it); exit 1 if none does.",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Default 0.")] = None,
+    seed: SeedOption = None,
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="An option of the recipe; may be repeated."),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The run's folder; default runs/RECIPE-SEED-DATE-TIME."),
-    ] = None,
+    out: OutOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --out, as it was begun.")
+        bool,
+        typer.Option("--resume", metavar=FLAG, help="Continue the run in --out, as it was begun."),
     ] = False,
     checkpoint_every: Annotated[
         int | None,
@@ -270,10 +203,12 @@ def train(
         ),
     ] = None,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")
+        bool,
+        typer.Option("--tensorboard", metavar=FLAG, help="Also write scalars for TensorBoard."),
     ] = False,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Also write trace.json for ui.perfetto.dev.")
+        bool,
+        typer.Option("--trace", metavar=FLAG, help="Also write trace.json for ui.perfetto.dev."),
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -353,20 +288,18 @@ def simulate(
     max_active: Annotated[
         int | None, typer.Option(min=1, help="Most instances in flight in each copy.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Default: the recipe's.")] = None,
+    epochs: EpochsOption = None,
     until: Annotated[
-        str | None, typer.Option(metavar="METRIC>=X", help="Stop there; exit 1 if missed.")
+        str | None,
+        typer.Option(metavar="METRIC>=X", help="Stop there (quote it); exit 1 if missed."),
     ] = None,
     evaluate_every: EvaluateOption = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Default 0.")] = None,
+    seed: SeedOption = None,
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A number of the recipe; may be repeated."),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The run's folder; default runs/RECIPE-SEED-DATE-TIME."),
-    ] = None,
+    out: OutOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Train copies of a recipe's model on imagined devices: real numbers, a virtual clock.
@@ -560,7 +493,7 @@ def demo(
         typer.Option(metavar="NAME=VALUE", help="An option of recipe shapes; may be repeated."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Of each; default 3.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Default 0.")] = None,
+    seed: SeedOption = None,
     out: Annotated[
         Path | None, typer.Option(help="A folder for both runs; default runs/demo-DATE-TIME.")
     ] = None,

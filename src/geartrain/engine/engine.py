@@ -32,9 +32,9 @@ from geartrain.errors import LeakError
 from geartrain.graph.drawing import Outline, OutlineNode, outline_edges
 from geartrain.graph.graph import Graph
 from geartrain.graph.looping import Looping
-from geartrain.graph.loops import Region
 from geartrain.graph.operator import AbstractOperator
 from geartrain.graph.operators import Losing
+from geartrain.graph.region import Region
 from geartrain.graph.through import Through
 from geartrain.graph.wiring import Owner, Wiring, wire
 from geartrain.nodes.kernel import modules_in

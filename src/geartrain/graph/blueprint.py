@@ -7,8 +7,8 @@ from typing import Protocol
 
 from geartrain.frames.frame import Schema
 from geartrain.graph.layout import GraphLayout
-from geartrain.graph.loops import Run
 from geartrain.graph.operator import AbstractOperator
+from geartrain.graph.region import Run
 from geartrain.graph.through import Through
 
 

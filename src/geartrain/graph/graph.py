@@ -29,9 +29,9 @@ from geartrain.frames.instance import Instance
 from geartrain.graph import checking, drawing
 from geartrain.graph.draft import RESERVED, Draft
 from geartrain.graph.layout import GraphLayout
-from geartrain.graph.loops import Run
 from geartrain.graph.operator import AbstractOperator, Input
 from geartrain.graph.operators import Joining, Merging
+from geartrain.graph.region import Run
 from geartrain.graph.through import Through
 from geartrain.graph.verbs import AbstractStream
 from geartrain.nodes.method import weights_of

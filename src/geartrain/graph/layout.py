@@ -15,10 +15,11 @@ from functools import cached_property
 from typing import TypeAlias, final
 
 from geartrain.errors import GraphError
-from geartrain.graph.loops import Region, Run, find_regions, reaching, readers_of
+from geartrain.graph.loops import find_regions, reaching, readers_of
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Port
 from geartrain.graph.operators import Copying
+from geartrain.graph.region import Region, Run
 from geartrain.graph.through import Through
 from geartrain.graph.visits import once
 

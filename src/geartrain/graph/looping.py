@@ -15,7 +15,6 @@ from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema
 from geartrain.frames.precision import Precision
 from geartrain.graph.cycles import back_ports
-from geartrain.graph.loops import Region
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Made, Port, Spec
 from geartrain.graph.operators import (
@@ -31,12 +30,14 @@ from geartrain.graph.operators import (
     Stopping,
     Ungrouping,
 )
+from geartrain.graph.region import Region
 from geartrain.graph.through import Through
 from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.group import Group
 from geartrain.nodes.held import Held
 from geartrain.nodes.join import JoinNode
 from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.loop.columns import Detached, Picked, SideBySide, SomeColumns
 from geartrain.nodes.loop.door import LoopDoor
 from geartrain.nodes.loop.judging import Judged
 from geartrain.nodes.loop.node import LoopNode
@@ -54,17 +55,7 @@ from geartrain.nodes.loop.stages import (
     UngroupStage,
 )
 from geartrain.nodes.loop.turn import Inner, Reads
-from geartrain.nodes.loop.values import (
-    AbstractValue,
-    Detached,
-    Grouped,
-    Parted,
-    Picked,
-    SideBySide,
-    SomeColumns,
-    Stored,
-    Unbundled,
-)
+from geartrain.nodes.loop.values import AbstractValue, Grouped, Parted, Stored, Unbundled
 from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import Place
 from geartrain.nodes.structure import Flatmap, Ungroup

@@ -14,17 +14,16 @@ is planned before anything is computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import final
 
 from geartrain.graph.cycles import reached
 from geartrain.graph.deciding import functions_of, reads_payload
+from geartrain.graph.entering import Entering
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Port
 from geartrain.graph.operators import (
     Copying,
-    Detaching,
     Flatmapping,
     Grouping,
     Joining,
@@ -34,94 +33,11 @@ from geartrain.graph.operators import (
     Outputting,
     Replaying,
     Routing,
-    Splitting,
     Stopping,
     Ungrouping,
 )
+from geartrain.graph.region import DEFAULT, STRONGEST, Deciders, Region, Run, overlap
 from geartrain.graph.through import Through
-
-Run: TypeAlias = Literal["auto", "steps", "whole"]
-DEFAULT: Final[Run] = "auto"
-"""How a loop runs of which nothing is said: whole, if nothing but speed tells that from steps."""
-
-_STRONGEST: Final[tuple[Run, ...]] = ("steps", "whole", "auto")
-
-_Count: TypeAlias = dict[tuple[str, Any], int]
-"""Rows as a sum: of inputs, and their bundles, by name; of routes' ports and others by number."""
-
-
-class Deciders(NamedTuple):
-    """Who says more of rows than columns do: numbers of operators, in order.
-
-    Args:
-        deciding: Those that read a payload to decide where rows go, or how many they are.
-        parting: Those that make rows of the parts of a row.
-    """
-
-    deciding: list[int]
-    parting: list[int]
-
-
-@final
-@dataclass(slots=True)
-class Region:
-    """A loop, or a section: operators without a loop that rows pass in one direction.
-
-    Args:
-        name: Of the first of its ``graph.loop``; of a section, that of its first operator with
-            ``section`` behind it.
-        run: As it was asked for, or the default.
-        said: Whether it was asked for.
-        operators: Numbers of those in it, without merges.
-        entries: Input ports in it that rows from outside come to.
-        exits: Output ports in it whose reader is outside.
-        inputs: Input name to the rows that enter for each row that an instance brings there.
-        bundles: Input name to the rows that enter for the bundle that an instance brings there.
-        counted: Whether an instance waits until all of its rows have come; else it goes on with
-            those that have, as nothing in the loop brings rows together.
-        reason: Why it cannot run whole; None: it can.
-        loops: Whether rows go round in it; else it is a section.
-        look: Finds those that decide.
-        made_of: The loops and sections that are in it, where it reaches further than these: what
-            runs whole in its place if it shall not.
-    """
-
-    name: str
-    run: Run
-    operators: frozenset[int]
-    entries: list[Port] = field(default_factory=list)
-    exits: list[Port] = field(default_factory=list)
-    inputs: dict[str, int] = field(default_factory=dict)
-    bundles: dict[str, int] = field(default_factory=dict)
-    reason: str | None = None
-    said: bool = False
-    counted: bool = True
-    loops: bool = True
-    look: Callable[[Region], Deciders] = field(default=lambda region: Deciders([], []), repr=False)
-    made_of: Sequence[Region] = ()
-    _deciders: Deciders | None = None
-
-    @property
-    def deciders(self) -> Deciders:
-        """Those in it: their functions may be called for it, so it is asked of what runs whole."""
-        if self._deciders is None:
-            self._deciders = self.look(self)
-        return self._deciders
-
-    @property
-    def deciding(self) -> list[int]:
-        """Numbers of those in it that read the payload to decide where rows go, or how many they
-        are, in order."""
-        return self.deciders.deciding
-
-    @property
-    def whole(self) -> bool:
-        """Whether it may run whole."""
-        return self.reason is None
-
-
-Refusal: TypeAlias = Callable[[Region], str | None]
-"""Says why a loop shall not run whole here, or None."""
 
 
 def readers_of(operators: Sequence[AbstractOperator]) -> dict[Port, Port]:
@@ -204,6 +120,7 @@ class _Known:
         self._run = run
         self._operators = {o.id: o for o in operators}
         self._readers = readers
+        self._entering = Entering(self._operators, readers)
         self._ahead: dict[int, set[int]] = {}
         self._before: dict[int, set[int]] = {}
         for (source, _), (reader, _) in readers.items():
@@ -239,7 +156,7 @@ class _Known:
         ]
         asked = {o.run for o in merges if o.run is not None}
         first = next((o for o in merges if o.loops), merges[0])
-        run: Run = next((r for r in _STRONGEST if r in asked), self._run)
+        run: Run = next((r for r in STRONGEST if r in asked), self._run)
         region = Region(first.name, run, loop, said=bool(asked), look=self.deciders)
         if run == "steps":
             region.reason = "it is to run by steps"
@@ -249,18 +166,18 @@ class _Known:
                 break
             self._find_ports(region)
             gathering = self._gathering(region)
-            if any(self._bundled(*port, frozenset()) for port in self._sources(region)):
+            if self._entering.are_bundles(region):
                 region.counted = False
                 if gathering is not None:
                     region.reason = f"bundles enter it, and '{gathering}' brings rows together"
                 break
-            unknown = self._count_inputs(region)
+            unknown = self._entering.count_into(region)
             if unknown is None:
                 break
             operator = self._operators[unknown]
             why = self._why_not(operator)
             stays = why is not None or isinstance(operator, Ungrouping)
-            if gathering is None and (stays or self._bundles_enter(unknown)):
+            if gathering is None and (stays or self._entering.bundles_enter(unknown)):
                 region.counted = False
                 break
             if why is not None:
@@ -273,7 +190,7 @@ class _Known:
     def joined(self, region: Region, kept: list[Region]) -> Region:
         """One loop of it and of those that run whole and share operators with it, which are taken
         out of ``kept``: no row goes round in one of them alone."""
-        while (other := next((r for r in kept if _overlap(r, region)), None)) is not None:
+        while (other := next((r for r in kept if overlap(r, region)), None)) is not None:
             both = self._closed(region.operators | other.operators)
             union = self.region(both)
             if not union.whole:
@@ -333,11 +250,11 @@ class _Known:
             ends = isinstance(operator, Losing) and not operator.alone
             if self._may_be_inside(number) or (ends and operator.name not in apart):
                 able.add(number)
-        rows = {number for number in able if not self._bundles_enter(number)}
+        rows = {number for number in able if not self._entering.bundles_enter(number)}
         found: list[Region] = []
         for some in (able - stuck, rows - stuck):
             for region in self._reach(some, regions):
-                if not any(_overlap(region, other) for other in found):
+                if not any(overlap(region, other) for other in found):
                     found.append(region)
         return found
 
@@ -351,7 +268,7 @@ class _Known:
             if cut:  # one that runs whole does so with all of it
                 continue
             first = min(inner, key=lambda r: (not r.loops, min(r.operators)))
-            run = next(run for run in _STRONGEST if any(r.run == run for r in inner))
+            run = next(run for run in STRONGEST if any(r.run == run for r in inner))
             region = Region(first.name, run, members, made_of=inner, look=self.deciders)
             region.said, region.loops = any(r.said for r in inner), any(r.loops for r in inner)
             if self._admitted(region).whole and not any(self._loses(r, region) for r in inner):
@@ -438,10 +355,10 @@ class _Known:
         """It, when it is known which rows enter, or why it cannot run whole."""
         self._find_ports(region)
         gathering = self._gathering(region)
-        bundled = any(self._bundled(*port, frozenset()) for port in self._sources(region))
+        bundled = self._entering.are_bundles(region)
         if bundled and gathering is not None:
             region.reason = f"bundles enter it, and '{gathering}' brings rows together"
-        unknown = None if bundled else self._count_inputs(region)
+        unknown = None if bundled else self._entering.count_into(region)
         region.counted = not bundled and unknown is None
         if unknown is not None and gathering is not None:
             named = self.named(unknown)
@@ -463,7 +380,7 @@ class _Known:
     def _counts_parts(self, number: int) -> bool:
         """Whether it makes rows of parts of a row: how many there are, the row alone says."""
         operator = self._operators[number]
-        return isinstance(operator, Ungrouping) and not self._bundles_enter(number)
+        return isinstance(operator, Ungrouping) and not self._entering.bundles_enter(number)
 
     def _parts_enter(self, number: int, region: Region) -> bool:
         """Whether its rows have entered a region as they are: their shape is known before."""
@@ -495,17 +412,6 @@ class _Known:
                 region.exits.append((source, port))
         region.entries = sorted(entries)
 
-    def _sources(self, region: Region) -> list[Port]:
-        """Output ports outside whose rows enter."""
-        mine = region.operators
-        return [
-            (source, port)
-            for (source, port), (reader, _) in self._readers.items()
-            if source not in mine
-            and reader in mine
-            and not isinstance(self._operators[source], Merging)
-        ]
-
     # Whether it can.
 
     def _obstacle(self, operators: Collection[int]) -> str | None:
@@ -520,33 +426,13 @@ class _Known:
         """Why an operator cannot be in a loop that runs whole; None: it can."""
         if isinstance(operator, Through):
             return _why_not_through(operator)
-        if isinstance(operator, Joining) and self._bundles_enter(operator.id):
+        if isinstance(operator, Joining) and self._entering.bundles_enter(operator.id):
             return "joins bundles"
         if isinstance(operator, Replaying):
             return "sends rows again"
         if isinstance(operator, Holding):
             return "holds bundles"
         return None
-
-    def _bundled(self, number: int, port: int, seen: frozenset[int]) -> bool:
-        operator = self._operators[number]
-        if isinstance(operator, Input):
-            return operator.bundle
-        if isinstance(operator, Grouping):
-            return operator.how == "bundle"
-        if isinstance(operator, Ungrouping) or (
-            isinstance(operator, Through) and operator.call.pool
-        ):
-            return False
-        if number in seen:
-            return False
-        sources = operator.sources[0]
-        return any(self._bundled(s.id, p, seen | {number}) for s, p in sources)
-
-    def _bundles_enter(self, number: int) -> bool:
-        """Whether an operator is given bundles."""
-        sources = [each for port in self._operators[number].sources for each in port]
-        return any(self._bundled(s.id, p, frozenset()) for s, p in sources)
 
     def _gathering(self, region: Region) -> str | None:
         """The name of an operator in it whose rows wait for others, or None."""
@@ -555,58 +441,6 @@ class _Known:
                 return self._operators[number].name
         return None
 
-    # How many rows enter.
-
-    def _count_inputs(self, region: Region) -> int | None:
-        """Find the rows that enter; the operator of which that is not known, or None."""
-        total: _Count = {}
-        for source, port in self._sources(region):
-            _add(total, self._count(source, port, frozenset()))
-        settled = False
-        while not settled:
-            settled = True
-            routes = {key[0] for kind, key in total if kind == "way"}
-            for number in routes:
-                operator = self._operators[number]
-                times = {total.get(("way", (number, k)), 0) for k in range(operator.ways)}
-                if len(times) == 1 and 0 not in times:
-                    for k in range(operator.ways):
-                        del total["way", (number, k)]
-                    before: _Count = {}
-                    for source, port in ((s.id, p) for s, p in operator.sources[0]):
-                        _add(before, self._count(source, port, frozenset({number})))
-                    (often,) = times
-                    _add(total, {key: often * n for key, n in before.items()})
-                    settled = False
-        for kind, key in total:
-            if kind not in ("input", "bundle"):
-                return int(key[0])
-        region.inputs = {key: n for (kind, key), n in total.items() if kind == "input"}
-        region.bundles = {key: n for (kind, key), n in total.items() if kind == "bundle"}
-        return None
-
-    def _count(self, number: int, port: int, seen: frozenset[int]) -> _Count:
-        operator = self._operators[number]
-        if isinstance(operator, Input):
-            return {("input", operator.name): 1}
-        if isinstance(operator, Routing):
-            return {("way", (number, port)): 1}
-        unpacks = isinstance(operator, Ungrouping) and self._bundled(
-            operator.sources[0][0][0].id, operator.sources[0][0][1], frozenset()
-        )
-        passes = Copying | Detaching | Holding | Joining | Merging | Moving | Splitting | Through
-        unknown: _Count = {("out", (number, port)): 1}
-        if not (isinstance(operator, passes) or unpacks) or number in seen:
-            return unknown
-        total: _Count = {}
-        for source, k in operator.sources[0]:
-            _add(total, self._count(source.id, k, seen | {number}))
-        if not (isinstance(operator, Through) and operator.call.pool):
-            return total
-        if any(kind != "input" for kind, _ in total):
-            return unknown
-        return {("bundle", name): n for (_, name), n in total.items()}
-
 
 def _why_not_through(through: Through) -> str | None:
     if through.use is not None or through.keep == "graph":
@@ -614,12 +448,3 @@ def _why_not_through(through: Through) -> str | None:
     if through.call.pool and not through.call.inside:
         return "makes one row of all that it gets"
     return "takes one message at a time" if through.call.alone else None
-
-
-def _overlap(one: Region, other: Region) -> bool:
-    return one.whole and other.whole and bool(one.operators & other.operators)
-
-
-def _add(total: _Count, more: _Count) -> None:
-    for key, n in more.items():
-        total[key] = total.get(key, 0) + n

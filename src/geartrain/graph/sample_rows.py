@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias, final
+from typing import Final, final
 
 import numpy as np
 import torch
@@ -196,10 +196,6 @@ def _made_up(inputs: Mapping[str, Input]) -> Instance | None:
 
 
 _HOST: Final = torch.device("cpu")  # whatever torch's default is
-
-_Fill: TypeAlias = Callable[
-    [tuple[int, ...], torch.dtype, Tensor | None, int, torch.Generator], Tensor | None
-]
 
 
 def _normal(

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.graph.graph import Stream
-from geartrain.graph.loops import Run
 from geartrain.graph.operator import Keep, PartLike
 from geartrain.graph.operators import Routing
+from geartrain.graph.region import Run
 from geartrain.graph.through import Through
 from geartrain.nodes.reductions import How
 

@@ -5,10 +5,6 @@
                     ├─► forward   what does not depend on tangents       ─► outputs, residuals
                     └─► backward  what does, and what is known without inputs ─► gradients
 
-``torch.func.vjp`` under ``functionalize``, recorded, gives the joint graph: documented functions of
-torch that exist since 2.0, while the compilers' own partitioners and symbolic shapes are internal
-and change.
-
 What the backward reads of the forward are *residuals*, and each must have one row for each row.
 What it can make of weights alone it makes of the weights of now: the mixed view of
 ``nodes/kernel.py``.
@@ -16,10 +12,8 @@ What it can make of weights alone it makes of the weights of now: the mixed view
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast, final
 
@@ -32,49 +26,15 @@ from geartrain.nn.counted import PRODUCTS, SIZES, VIEWS, CountedGraph, Function
 from geartrain.nn.emit import emit
 from geartrain.nn.fold import Columns, Folding, Summand, affine_columns, times_columns
 from geartrain.nn.fused import Pair
-from geartrain.nn.indexed import RowsOfTables
+from geartrain.nn.joint import trace
 from geartrain.nn.places import Like, Refused
-from geartrain.nn.record import Trace, draws, record
+from geartrain.nn.record import draws
+from geartrain.nn.residuals import Residuals
 from geartrain.nn.steps import fuse
 from geartrain.nn.terms import Term
-from geartrain.nodes.call import differentiate
 from geartrain.nodes.products import affine, times
 
 aten = torch.ops.aten
-
-_CHEAP = {
-    *VIEWS,
-    aten.t.default,
-    aten.transpose.int,
-    aten.permute.default,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.expand.default,
-    aten.slice.Tensor,
-    aten.index_select.default,
-    aten.select.int,
-    aten.unbind.int,
-    aten.split.Tensor,
-    aten.split_with_sizes.default,
-    aten.clone.default,
-    operator.getitem,
-}
-"""Made again in the backward of what they are made of, rather than kept."""
-
-_PASSES = {
-    aten.add.Tensor,
-    aten.add.Scalar,
-    aten.sub.Tensor,
-    aten.rsub.Scalar,
-    aten.mul.Tensor,
-    aten.mul.Scalar,
-    aten.neg.default,
-    aten.relu.default,
-    aten.gelu.default,
-    aten.silu.default,
-}
-"""Made again too, where what they read is kept anyway."""
 
 
 @final
@@ -151,59 +111,6 @@ def split(
     )
 
 
-def trace(
-    function: Function,
-    operands: Sequence[Tensor],
-    learns: Sequence[bool],
-    inputs: Sequence[Tensor],
-    tangents: Sequence[Tensor],
-    *,
-    composed: bool = False,
-    windows: bool = True,
-    lengths: int | None = None,
-) -> Trace:
-    """A function and its gradient; ``composed`` and ``windows`` as of ``record``; ``lengths`` too,
-    among the inputs."""
-    floats = [x.is_floating_point() for x in inputs]
-
-    def joint(*flat: Tensor) -> list[Tensor]:
-        theta, xs = flat[: len(operands)], flat[len(operands) :][: len(inputs)]
-        dys = flat[len(operands) + len(inputs) :]
-
-        def outputs(learned: list[Tensor], real: list[Tensor]) -> tuple[Any, Any]:
-            # Copies, as autograd lets nobody write into a leaf; the graph loses them again.
-            own = [x.clone() for x in _merged(xs, floats, real)]
-            given = _merged(theta, learns, learned)
-            with nullcontext() if composed else RowsOfTables(given):
-                ys = function(given, own)
-            floating = tuple(y for y in ys if y.is_floating_point())
-            # Here and not by what ``vjp`` returns: that imports a compiler, for a second or two.
-            found = differentiate(floating, dys, [*learned, *real])
-            wanted = zip([*learned, *real], found, strict=True)
-            return floating, (ys, [torch.zeros_like(x) if d is None else d for x, d in wanted])
-
-        found: tuple[Any, ...] = torch.func.vjp(
-            outputs, _selected(theta, learns), _selected(xs, floats), has_aux=True
-        )
-        ys, gradients = found[2]
-        return [*ys, *gradients]
-
-    given = [*operands, *inputs, *tangents]
-    whole = torch.func.functionalize(joint)
-    at = None if lengths is None else len(operands) + lengths
-    return record(whole, given, composed=composed, windows=windows, lengths=at)
-
-
-def _merged(all_: Sequence[Tensor], which: Sequence[bool], own: Iterable[Tensor]) -> list[Tensor]:
-    """``all_`` with those of ``which`` replaced by ``own``, in order."""
-    given = iter(own)
-    return [next(given) if yes else x for x, yes in zip(all_, which, strict=True)]
-
-
-def _selected(all_: Sequence[Tensor], which: Sequence[bool]) -> list[Tensor]:
-    return [x for x, yes in zip(all_, which, strict=True) if yes]
-
-
 @final
 class _Cut:
     """One joint graph on its way to two.
@@ -222,8 +129,8 @@ class _Cut:
         self._operands, self._inputs = whole.operands, whole.inputs
         self._tangents = whole.others
         self._shapes, self._rows, self._axis = whole.shapes, whole.rows, whole.axis
-        self._apart: dict[fx.Node, fx.Node] = {}
         self._mark()
+        self._residuals = Residuals(whole, self._of, self._here)
         self._use_products()
         for x in self._graph.nodes:
             dtype, rows = x.meta.get("dtype"), self._rows.get(x, 0)
@@ -251,7 +158,7 @@ class _Cut:
             for summand in self._terms(k, d, self._shapes[self._operands[k]])
         ]
         roots, terms = self._roots(summands)
-        kept = self._residuals(roots)
+        kept = self._residuals.of(roots)
         done = TraceSplit(
             emit(self._forward(outputs, kept), self._constants),
             emit(self._backward(roots, kept), self._constants),
@@ -290,7 +197,7 @@ class _Cut:
         roots, terms = self._roots(summands)
         folding.narrow([*self._all.results()[: self._outputs], *roots])
         roots, terms = self._roots(summands)
-        kept = self._residuals(roots)
+        kept = self._residuals.of(roots)
         forward = self._forward(self._all.results()[: self._outputs], kept)
         backward = self._backward(roots, kept)
         instead = folding.there([*self._all.results()[: self._outputs], *kept])
@@ -341,7 +248,7 @@ class _Cut:
                 made[x].meta.update(x.meta)
             elif self._axis[x]:
                 made[x] = graph.call_function(torch.movedim, (made[x], 0, self._axis[x]))
-        for x, view in self._apart.items():
+        for x, view in self._residuals.apart.items():
             shape: list[Any] = list(self._shapes[x])
             shape[self._axis[x]] = graph.call_function(operator.mul, (made[self._n], self._rows[x]))
             made[x] = graph.call_function(aten.reshape.default, (made[view], shape))
@@ -482,88 +389,6 @@ class _Cut:
             return None
         (axis,) = set(range(1, rank)).difference(others)
         return self._make(aten.sum.dim_IntList, (rows, others), self._shapes[rows][axis])
-
-    def _residuals(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
-        """What the forward must keep, inputs first."""
-        edge = [x for x in self._reached(roots) if x in self._here and not self._of[x]]
-        views: dict[fx.Node, dict[fx.Node, None]] = {}
-        for x in edge:
-            views.setdefault(self._anchor(x), {})[self._smallest(x)] = None
-        kept: dict[fx.Node, None] = {}
-        for base, parts in views.items():
-            # Of a product that is read in part, that part.
-            less = base not in self._inputs and self._all.is_whole(base)
-            less = less and sum(map(self._size, parts)) < self._size(base)
-            kept |= parts if less else {base: None}
-        for x in reversed(self._graph.nodes):
-            if x in kept and self._is_made_of(x, kept):
-                del kept[x]
-        return sorted(kept, key=lambda x: x not in self._inputs)
-
-    def _smallest(self, x: fx.Node) -> fx.Node:
-        """Of x and what it is a view of, what has fewest numbers, of those with rows first."""
-        found = [y for y in self._chain(x) if self._all.is_whole(y)]
-        return min(found, key=self._size, default=x)
-
-    def _size(self, x: fx.Node) -> int:
-        return math.prod(self._shapes[x])
-
-    def _is_made_of(self, x: fx.Node, kept: Mapping[fx.Node, None]) -> bool:
-        """Whether it costs one pass over what is kept anyway, or a table: less than to keep it."""
-        others = [y for y in kept if y is not x]
-        if x.target is aten.embedding.default:  # of weights, which are those of now
-            args: Any = x.args
-            return self._chain(args[0])[-1] in self._operands and args[1] in others
-        if x.target not in _PASSES or not self._all.is_whole(x):
-            return False
-        return all(
-            source in self._here and any(y in others for y in self._chain(source))
-            for source in x.all_input_nodes
-            if source is not self._n
-        )
-
-    def _chain(self, x: fx.Node) -> list[fx.Node]:
-        """x, what it is a view or a copy of, and so on."""
-        chain = [x]
-        while x.target in _CHEAP:
-            x = cast(fx.Node, x.args[0])
-            chain.append(x)
-        return chain
-
-    def _reached(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
-        """Nodes with a tangent behind the roots, and at the edge those without."""
-        seen: dict[fx.Node, None] = {}
-        waiting = list(roots)
-        while waiting:
-            x = waiting.pop()
-            if x not in seen:
-                seen[x] = None
-                if self._of[x]:
-                    waiting += x.all_input_nodes
-        return list(seen)
-
-    def _anchor(self, x: fx.Node) -> fx.Node:
-        """What is kept for x: the first that it is a view of, of those with one row for each row.
-
-        Else x itself, if one of its axes counts rows. Of an axis where rows and others are one, a
-        view of x that keeps them apart is wanted; without it rows are taken to come first, and the
-        trial of the programs tells.
-        """
-        chain = self._chain(x)
-        for wanted in (self._all.is_whole, lambda y: self._rows.get(y) == 1):
-            if found := [y for y in chain if wanted(y)]:
-                return found[-1]
-        for y in chain:
-            for view in y.users if y in self._rows else ():
-                if view.target in VIEWS and self._rows.get(view) == 1:
-                    self._apart[y] = view
-                    return view
-        if self._all.is_many(x):
-            return x
-        raise GraphError(
-            f"its gradient needs {x.target} of shape {self._shapes.get(x)} of {SIZES[0]} rows, "
-            "which has not one row for each"
-        )
 
 
 def _finished(graph: fx.Graph, results: Sequence[fx.Node]) -> fx.Graph:

@@ -68,10 +68,6 @@ class Timeline:
         """From the first start to the last end."""
         return max(0.0, self.last_s - self.first_s)
 
-    def worker_busy_s(self, worker: int) -> float:
-        """Seconds in which the worker ran a node."""
-        return sum(spent for (who, _), spent in self.busy_s.items() if who == worker)
-
     def nodes_by_use(self) -> list[str]:
         """Node names, the busiest first."""
         return sorted(self.nodes, key=lambda name: (-self.nodes[name].busy_s, name))

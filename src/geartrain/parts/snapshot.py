@@ -88,24 +88,6 @@ class FoundPart:
     view: ViewEntry | None
 
 
-def load_parts(
-    parts: Mapping[str, PartState],
-    tensors: Mapping[str, Tensor],
-    document: Any,
-    weights_only: bool,
-    path: str,
-) -> None:
-    """Put the state of parts back: all of it, or on failure nothing.
-
-    Raises:
-        CheckpointError: Other parts, weights of other names or shapes, or another optimiser.
-    """
-    if weights_only:
-        put_weights(parts, check_weights(parts, tensors, document, path))
-    else:
-        put_parts(parts, check_parts(parts, tensors, document, path))
-
-
 def check_weights(
     parts: Mapping[str, PartState], tensors: Mapping[str, Tensor], document: Any, path: str
 ) -> dict[str, dict[str, Tensor]]:

@@ -39,6 +39,22 @@ def cores_left_to_workers() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def with_kernel_threads(number: int | None) -> Iterator[None]:
+    """Compute with as many as a worker has: waking a pool of others for one step takes longer.
+
+    Args:
+        number: Of them; None: what is set stays.
+    """
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def give_back_team() -> None:
     """End the calling thread's kernel threads; it has others when it next computes with several."""
     give_back = _pause()

@@ -16,15 +16,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Literal, final
 
-import torch
-
-from geartrain.bounds import EPOCHS, MOST_EPOCHS, require_at_most
-from geartrain.data.points import evaluation_points, require_evaluate_every
+from geartrain.data.points import evaluation_points
 from geartrain.engine.engine import Engine
 from geartrain.engine.instrument import (
     Chosen,
@@ -41,18 +37,20 @@ from geartrain.nodes.sums import add_sums
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.base import AbstractFeeder
 from geartrain.runtime.interrupt import Interruptible
+from geartrain.runtime.kernel_threads import with_kernel_threads
 from geartrain.train.auto import MOST_MEASURED, measured_instances
 from geartrain.train.checkpoint import Retention
 from geartrain.train.copies import ExchangeCounts, Feed
 from geartrain.train.deaths import COPIES, tell_restored
-from geartrain.train.in_flight import Seen
+from geartrain.train.in_flight import seen_in
 from geartrain.train.observer import Observer, listens, means_of, tell
 from geartrain.train.options import Keep
 from geartrain.train.restart import CallCounts
 from geartrain.train.results import Fit, Reached, Target
 from geartrain.train.saving import Saving
-from geartrain.train.source import Data, Source
+from geartrain.train.source import Source
 from geartrain.train.state import State
+from geartrain.train.validation import Validation
 from geartrain.train.work import Work
 
 log = logging.getLogger("geartrain.train")
@@ -74,14 +72,15 @@ class Fitting:
         evaluate_every: float | None,
         keep: Keep | None = None,
     ) -> None:
-        self._s, self._source, self._valid = state, source, valid
-        self._epochs, self._until = epochs, until
+        self._s, self._source = state, source
+        self._epochs = epochs
         self._counts = CallCounts()
         self._saving = Saving(state, self._counts, retention, every, keep)
         self._points = _points(source, evaluate_every, state)
         self._seconds = 0.0
         self._reached: Reached | None = None
         self._interrupt = Interruptible()
+        self._validation = Validation(state, valid, until, epochs, self._interrupt)
         self._exchanged = ExchangeCounts(state.sharing)
         self._work = Work(state.runtime.workers)
 
@@ -178,7 +177,7 @@ class Fitting:
                 self._enter(epoch_ended=True)
                 return
             if self._saving.is_due(before, at.taken) and not self._is_due():
-                self._agree()
+                self._validation.agree()
                 self._saving.save(is_best=False)
             elif self._saving.is_kept_now() and not self._is_due():
                 self._saving.keep()
@@ -193,7 +192,7 @@ class Fitting:
         s, at = self._s, self._s.position
         # One model is validated and kept, not one for each copy.
         self._meet(now=True)
-        self._agree()
+        self._validation.agree()
         event = self._ended(epoch_ended=epoch_ended)
         exchanged = self._exchanged.event(event.epoch, at.train_seconds, at.epoch_seconds)
         if exchanged is not None:
@@ -205,31 +204,10 @@ class Fitting:
             with self._counted():
                 s.sharing.epoch_ended(at.epoch)
             at.epoch, at.taken, at.entered = at.epoch + 1, 0, 0
-        best = self._is_best(event)
-        if self._until is not None and self._until.reached(event.valid):
-            value = event.valid[self._until.metric]
-            self._reached = Reached(self._until.metric, value, at.train_seconds, event.epoch)
+        best = self._validation.is_best(event)
+        self._reached = self._validation.reached(event)
         self._saving.save(is_best=best)
         tell(s.instruments, "on_epoch_ended", event)
-
-    def _agree(self) -> None:
-        """Write the consensus of copies into the user's modules."""
-        sharing = self._s.sharing
-        sharing.agree()
-        candidates = sharing.candidates()
-        if candidates and self._valid is not None:
-            sharing.agree(self._best_of(candidates, self._valid))
-
-    def _best_of(self, copies: Sequence[int], valid: Source) -> int:
-        """The copy that validates best; each of them is evaluated."""
-        target = self._until or Target("loss", 0.0, at_least=False)
-        best, found = math.nan, 0
-        for k in copies:
-            self._s.sharing.agree(k)
-            value = self._validate(valid).get(target.metric, math.nan)
-            if target.better(value, best):
-                best, found = value, k
-        return found
 
     def _meet(self, *, now: bool) -> None:
         with self._counted():
@@ -254,7 +232,7 @@ class Fitting:
         s = self._s
         assert s.engine is not None
         for worker in s.engine.workers:
-            with self._counted(), _kernel_threads(s.runtime.kernel_threads):
+            with self._counted(), with_kernel_threads(s.runtime.kernel_threads):
                 steps = worker.flush()
             self._tell_steps(worker.index, steps)
         with self._counted():
@@ -316,7 +294,7 @@ class Fitting:
         if s.in_flight is not None and (
             measures == "in flight" or (at.epoch == 1 and feeder.source_ended)
         ):
-            s.look_for_active(_seen(engine, watch, began))
+            s.look_for_active(seen_in(engine, watch, began))
         if measures == "choice":
             assert s.choice is not None
             s.choice.saw(watch.work, seconds, engine.controller.trained - began, watch.updates)
@@ -454,9 +432,7 @@ class Fitting:
 
     def _ended(self, *, epoch_ended: bool) -> EpochEnded:
         s, at = self._s, self._s.position
-        valid: Mapping[str, float] = {}
-        if self._valid is not None:
-            valid = self._validate(self._valid)
+        valid = self._validation.metrics()
         staleness = s.take_staleness()
         means = means_of(at.sums)
         return EpochEnded(
@@ -472,11 +448,6 @@ class Fitting:
             time_s=at.train_seconds,
         )
 
-    def _validate(self, valid: Source) -> Mapping[str, float]:
-        self._interrupt.check()
-        at = self._s.position
-        return self._s.evaluate(valid, at.epoch, self._epochs, at.train_seconds).metrics
-
     def _updates(self) -> dict[str, int]:
         """Optimiser steps by part as it is saved: those of the copies of a model together."""
         summed: dict[str, int] = {}
@@ -484,17 +455,6 @@ class Fitting:
             name = part if part in self._s.parts else original_name(part)
             summed[name] = summed.get(name, 0) + n
         return summed
-
-    def _is_best(self, event: EpochEnded) -> bool:
-        at = self._s.position
-        if not event.valid:
-            return False
-        target = self._until or Target("loss", 0.0, at_least=False)
-        value = event.valid.get(target.metric, math.nan)
-        if at.best is None or at.best_of != target.metric or target.better(value, at.best):
-            at.best, at.best_of = value, target.metric
-            return True
-        return False
 
     def _started(self) -> RunStarted:
         s = self._s
@@ -509,47 +469,6 @@ class Fitting:
             graph_mermaid=s.graph.mermaid(),
             sharing=s.sharing.name,
             outline=engine.outline(),
-        )
-
-
-def _seen(engine: Engine, watch: Observer, began: int) -> Seen:
-    """What the instances of a segment have done that began when so many had been trained."""
-    controller, ramp, most = engine.controller, engine.settings.ramp, engine.settings.max_active
-    trained = max(controller.trained - began, 1)
-    first, last = ramp.limit(most, began), ramp.limit(most, controller.trained)
-    active = min(0.5 * (first + last), trained)
-    held = sum(node.nbytes() for node in engine.wiring.nodes.values())
-    return Seen(
-        active,
-        watch.rows / max(watch.firings, 1),
-        # Each copy has so many in flight; what is updated by one of them grows old for all.
-        max(watch.updates.values(), default=0) * controller.copies / trained,
-        held / (active * controller.copies),
-    )
-
-
-def require_fit_arguments(
-    epochs: int,
-    until: Target | None,
-    valid: Data | None,
-    folder: Path | str | None,
-    every: int | None,
-    keep_last: int,
-    evaluate_every: float | None,
-) -> None:
-    if epochs < 0:
-        raise ValueError(f"epochs={epochs}: give 0 or more")
-    require_at_most(f"epochs={epochs}", epochs, MOST_EPOCHS, EPOCHS)
-    if until is not None and valid is None:
-        raise ValueError(f"until={until} wants validation data: fit(..., valid=...)")
-    if every is not None and every < 1:
-        raise ValueError(f"checkpoint_every={every}: give 1 or more instances, or None")
-    if folder is None and (every is not None or keep_last):
-        raise ValueError("checkpoint_every and keep_last want a folder: fit(..., folder=...)")
-    require_evaluate_every(evaluate_every)
-    if evaluate_every is not None and valid is None:
-        raise ValueError(
-            f"evaluate_every={evaluate_every:g} wants validation data: fit(..., valid=...)"
         )
 
 
@@ -569,15 +488,3 @@ def _points(source: Source, every: float | None, state: State) -> list[int]:
     # Whole minibatches where they are drained, or those after it would straddle updates.
     whole = state.settings.max_active if state.settings.drain else 1
     return evaluation_points(source.length, every, whole)
-
-
-@contextmanager
-def _kernel_threads(number: int | None) -> Iterator[None]:
-    """As many threads as a worker has: waking a pool of others for one step takes longer."""
-    before = torch.get_num_threads()
-    if number is not None:
-        torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import final
 
 from geartrain.bounds import ACTIVE, MOST_ACTIVE, require_at_most
+from geartrain.engine.engine import Engine
+from geartrain.train.observer import Observer
 
 
 @final
@@ -78,3 +80,19 @@ class InFlight:
         bounds.append((float(self.most), f"at most {self.most}"))
         number, why = min(bounds)
         return max(1, round(number)), why
+
+
+def seen_in(engine: Engine, watch: Observer, began: int) -> Seen:
+    """What the instances of a segment have done that began when so many had been trained."""
+    controller, ramp, most = engine.controller, engine.settings.ramp, engine.settings.max_active
+    trained = max(controller.trained - began, 1)
+    first, last = ramp.limit(most, began), ramp.limit(most, controller.trained)
+    active = min(0.5 * (first + last), trained)
+    held = sum(node.nbytes() for node in engine.wiring.nodes.values())
+    return Seen(
+        active,
+        watch.rows / max(watch.firings, 1),
+        # Each copy has so many in flight; what is updated by one of them grows old for all.
+        max(watch.updates.values(), default=0) * controller.copies / trained,
+        held / (active * controller.copies),
+    )

@@ -41,7 +41,8 @@ from geartrain.sharing.alone import Alone
 from geartrain.sharing.sharing import AbstractSharing
 from geartrain.train.auto import Auto, RuntimeChoice
 from geartrain.train.checkpoint import Retention, write_checkpoint
-from geartrain.train.fitting import Fitting, require_fit_arguments
+from geartrain.train.fit_arguments import require_fit_arguments
+from geartrain.train.fitting import Fitting
 from geartrain.train.in_flight import InFlight
 from geartrain.train.loading import load_session
 from geartrain.train.observer import Observer

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple, final
+from typing import Final, final
 
 from geartrain.errors import TransportError
 from geartrain.frames.message import IntArray
@@ -33,6 +33,7 @@ from geartrain.transport.causal import CausalOrder
 from geartrain.transport.common import LENT, Common
 from geartrain.transport.ends import Ends
 from geartrain.transport.keys import Keys
+from geartrain.transport.overtaking import Overtaking
 from geartrain.transport.pulse import Pulse
 from geartrain.transport.record import (
     GONE,
@@ -45,28 +46,17 @@ from geartrain.transport.record import (
     Record,
     decode,
     encode,
-    joined,
     parted,
 )
 from geartrain.transport.rings import Rings
 from geartrain.transport.sockets import require_closed_to_others
+from geartrain.transport.together import SaidTogether
 from geartrain.transport.traffic import Counters, Traffic
 
 _MOST_A_POLL: Final = 256
-_MOST_TOGETHER: Final = 1 << 20
-"""Bytes of arrays in one message of several records; a larger record has one of its own."""
-_MANY_TOGETHER: Final = 64
 _RARELY: Final = 8
 """Where there are rings, one poll in so many looks at the sockets, if it is not to wait."""
 _LOOK_S: Final = 0.1
-
-
-class _Came(NamedTuple):
-    """A message that another one of its sender's has been overtaken by."""
-
-    envelope: Envelope
-    record: Record
-    by_ring: bool
 
 
 @final
@@ -122,14 +112,13 @@ class Transport:
         self.address = self._ends.address
         if rings is not None:
             self._ends.listen(rings.bell)
-        self._early: list[dict[int, _Came]] = [{} for _ in range(n)]  # by number, of each sender
+        self._overtaking = Overtaking(me, self._order)
         self._looks = 0  # for messages, without one at the sockets
         for fd in watch:
             self.watch(fd)
         self.ready: tuple[int, ...] = ()
         self._own: list[tuple[int, Record]] = []
-        self._gathers = False
-        self._gathered: dict[int, list[Record]] = {}  # of whom is written to, in that order
+        self._together = SaidTogether(me, self._order)
         self._counters = Counters(n)
         self._dropped = 0
 
@@ -239,8 +228,8 @@ class Transport:
             return
         if to in self._order.gone:
             return
-        if self._gathers and record.kind not in (HEARD, GONE):
-            self._gathered.setdefault(to, []).append(record)
+        if self._together.gathers and record.kind not in (HEARD, GONE):
+            self._together.add(to, record)
             return
         if record.kind == GONE:
             self.flush()
@@ -254,14 +243,14 @@ class Transport:
         Whatever any of them says stands in the stamps of all: a receiver that writes to another one
         by what it is told is heard there after what that one is told. Arrays are copied as it goes.
         """
-        if self._gathers:
+        if self._together.gathers:
             yield
             return
-        self._gathers = True
+        self._together.gathers = True
         try:
             yield
         finally:
-            self._gathers = False
+            self._together.gathers = False
             self.flush()
 
     def flush(self) -> None:
@@ -270,25 +259,8 @@ class Transport:
         Raises:
             TransportError: As ``send``; what is not refused has gone.
         """
-        if not self._gathered:
-            return
-        gathered, self._gathered = self._gathered, {}
-        order, me = self._order, self._me
-        lots = [
-            (to, joined(lot))
-            for to, records in gathered.items()
-            for lot in _lots(records)
-            if to not in order.gone
-        ]
-        left = [0] * self._n
-        for to, _ in lots:
-            order.count(to)
-            left[to] += 1
         failure: TransportError | None = None
-        for to, record in lots:
-            stamp = order.sent.copy()
-            stamp[me, to] -= left[to]
-            left[to] -= 1
+        for to, record, stamp in self._together.messages():
             try:
                 self._send(to, record, stamp)
             except TransportError as error:
@@ -370,7 +342,7 @@ class Transport:
                 taken += 1
                 self._accept([message[1]], message[0], found, by_ring=True)
             self._looks += 1
-            if not waits and self._looks < _RARELY and not any(self._early):
+            if not waits and self._looks < _RARELY and not self._overtaking.waits:
                 return taken > 0
             self._looks = 0
         while taken < _MOST_A_POLL and (came := self._ends.take()) is not None:
@@ -403,20 +375,13 @@ class Transport:
         if sender in order.gone:
             self._dropped += 1
             return
+        overtaking = self._overtaking
         if self._rings is None:
             self._read(envelope, record, found)
-            return
-        # What a ring has no room for comes by a socket, and may be overtaken. A ring and a socket
-        # lose nothing in between, so if both are ahead something is lost: then it is read, and so
-        # refused.
-        number, early = int(envelope.stamp[sender, self._me]), self._early[sender]
-        came = _Came(envelope, record, by_ring)
-        if number > order.arrived[sender] and all(x.by_ring is by_ring for x in early.values()):
-            early[number] = came
-            return
-        self._read(envelope, record, found)
-        while (next_one := early.pop(order.arrived[sender], None)) is not None:
-            self._read(next_one.envelope, next_one.record, found)
+        elif not overtaking.keep(envelope, record, by_ring=by_ring):
+            self._read(envelope, record, found)
+            while (behind := overtaking.behind(sender)) is not None:
+                self._read(behind.envelope, behind.record, found)
 
     def _read(self, envelope: Envelope, record: Record, found: list[tuple[int, Record]]) -> None:
         """Take in the next message of its sender."""
@@ -463,8 +428,8 @@ class Transport:
             return []
         found: list[tuple[int, Record]] = []
         self._deliver(self._order.forget(who), found)
-        self._gathered.pop(who, None)
-        self._early[who].clear()
+        self._together.forget(who)
+        self._overtaking.forget(who)
         self._ends.dismiss(who)
         if self._common is not None:
             self._common.forget(who)
@@ -578,17 +543,3 @@ class Transport:
                 f"the transport of process {self._me} belongs to pid {self._pid}, and this is pid "
                 f"{os.getpid()}: make one after the fork"
             )
-
-
-def _lots(records: Sequence[Record]) -> Iterator[list[Record]]:
-    """Records to one process, cut into those of one message each."""
-    lot: list[Record] = []
-    total = 0
-    for record in records:
-        nbytes = sum(x.nbytes for x in record.arrays if x is not None)
-        if lot and (total + nbytes > _MOST_TOGETHER or len(lot) == _MANY_TOGETHER):
-            yield lot
-            lot, total = [], 0
-        lot.append(record)
-        total += nbytes
-    yield lot

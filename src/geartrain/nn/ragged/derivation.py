@@ -20,6 +20,7 @@ from geartrain.errors import GraphError
 from geartrain.frames.message import Payload
 from geartrain.native.fused import available
 from geartrain.nn.derivation import compare, learns, own_copy, sample
+from geartrain.nn.joint import trace
 from geartrain.nn.operands import Operands
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
@@ -30,7 +31,6 @@ from geartrain.nn.ragged.program import RaggedCall, RaggedProgram
 from geartrain.nn.ragged.unpacked import Unpacked
 from geartrain.nn.ragged.values import TraceCounts
 from geartrain.nn.record import LooksAtValues
-from geartrain.nn.split import trace
 from geartrain.nn.structure import Structure
 from geartrain.nodes.call import arguments, as_payload
 from geartrain.nodes.gradient import GradientSum

@@ -20,11 +20,12 @@ from geartrain.frames.message import IntArray
 from geartrain.nodes.call import Call
 from geartrain.nodes.hoisted import Hoisted, hoisted
 from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.loop.columns import Picked, SideBySide
 from geartrain.nodes.loop.kernels import LoopKernels
 from geartrain.nodes.loop.plan import Called, CallStage, LoopPlan, RowNumbers
 from geartrain.nodes.loop.reads import Read, ReadTensor
 from geartrain.nodes.loop.turn import Inner
-from geartrain.nodes.loop.values import AbstractValue, Picked, SideBySide, Stored
+from geartrain.nodes.loop.values import AbstractValue, Stored
 
 SHARE: Final = 0.75
 """Of the rows of a module, so many at most may be different ones for it to be called in two."""

@@ -35,7 +35,6 @@ Resources: TypeAlias = Mapping[str, float]
 _STRATEGIES: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _NAMESPACE: Final = "geartrain"
 _MODE: Final = "RAY_AUTH_MODE"
-_CONNECT_S: Final = 30
 
 
 @final

@@ -9,10 +9,9 @@ How the workers were made, and where they are, is the pool's affair (``members``
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NoReturn, TypeVar, final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -24,12 +23,12 @@ from geartrain.errors import GeartrainError, StuckError, WorkerDiedError
 from geartrain.runtime.base import AbstractFeeder, Watch, log
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.processes.child import Pass
-from geartrain.runtime.processes.contents import of_parts, pickled, tensors_written
+from geartrain.runtime.processes.contents import tensors_written
 from geartrain.runtime.processes.failures import error_of_json
 from geartrain.runtime.processes.flying import MOST_FLYING, Flying
+from geartrain.runtime.processes.handing import TOLD_S, Handing
 from geartrain.runtime.processes.lots import bytes_each, partial_lots, whole_lots, worth_a_lot
 from geartrain.runtime.processes.members import AbstractPool, raise_missing
-from geartrain.runtime.processes.memory import Apart
 from geartrain.runtime.processes.messages import (
     Kind,
     Names,
@@ -45,19 +44,13 @@ from geartrain.transport.batches import to_record
 from geartrain.transport.link import Transport
 from geartrain.transport.record import GONE, Record
 
-_TOLD_S: Final = 2.0  # until a death is told
 DROPPED_S: Final = 1.0
 """So long a worker may take to end its firing and drop what it holds after another one's death; one
 that is made anew costs about as much."""
-HANDED_S: Final = 300.0
-"""So long a worker that lives may take nothing of what it is handed, and say nothing of it: then it
-is ended."""
 _SLOW_S: Final = 0.002
 """What is said to workers goes with instances that are admitted by it, where these are of a list
 and the last of them took no longer."""
 _WAIT_S: Final = 0.2  # the longest wait, so that signals and stopped workers are seen
-
-T = TypeVar("T")
 
 
 @final
@@ -106,10 +99,8 @@ class Parent:
         self._failure: BaseException | None = None
         self._transport: Transport | None = None
         self._flying = Flying(MOST_FLYING)
-        self._phase: Literal["apart", "handing over", "together"] = "apart"
+        self._handing = Handing(pool, engine, self._leave_if_abandoned)
         self._began = time.perf_counter()
-        self._awaited: int | None = None  # who is to take what it is handed, and to say so
-        self._handed_s, self._untaken = 0.0, 0  # since when, and what is under way to him
         self._slow = True  # whether the data were, when they were last asked
         self._apart_s = 0.0  # until all had what they were handed
         self._bytes_each = 0  # of the rows of an instance, about
@@ -193,7 +184,7 @@ class Parent:
     @property
     def may_begin_anew(self) -> bool:
         """Whether it has failed before any worker did anything, and copies are to go on."""
-        return self._goes_on and self._phase == "handing over"
+        return self._goes_on and self._handing.phase == "handing over"
 
     def _tell_sent(self, sender: int, sent: Iterable[tuple[int, int]]) -> None:
         for receiver, (messages, nbytes) in enumerate(sent):
@@ -211,9 +202,9 @@ class Parent:
         Returns:
             Whether all workers have answered; else they are to be killed.
         """
-        if self._phase == "apart":
+        if self._handing.phase == "apart":
             return True
-        if self._phase == "handing over":
+        if self._handing.phase == "handing over":
             return False
         if isinstance(error, WorkerDiedError):
             return keeps and self._clear(error)
@@ -268,7 +259,7 @@ class Parent:
             member.meanwhile = None
 
     def _hand_over(self) -> None:
-        """Give the workers the graph, the parts as they are, and what they need to know."""
+        """Give the workers the pass, and begin it."""
         engine, pool = self._engine, self._pool
         tensors = tensors_written(engine)
         if pool.shares:
@@ -289,62 +280,7 @@ class Parent:
             MOST_FLYING,
             self._ahead,
         )
-        contents = self._contents(given)
-        pool.begin({n.id: n.name for n in engine.wiring.nodes.values()})
-        self._phase = "handing over"
-        for member, (content, own) in self._each(zip(pool.members, contents, strict=True)):
-            member.meanwhile = self._meanwhile
-            self._through(member.hand_over, content, own)
-        told = [self._through(member.hear) for member in self._each(pool.members)]
-        for w, answer in enumerate(told):
-            if "failed" in answer:
-                self._raise(answer["failed"], w)
-        go = pool.join(self._transport, told)
-        for member in self._each(pool.members):
-            self._through(member.send, go)
-        self._phase = "together"
-
-    def _each(self, of_workers: Iterable[T]) -> Iterator[T]:
-        """One after another; none is waited for longer than ``HANDED_S``."""
-        for self._awaited, each in enumerate(of_workers):
-            self._handed_s = time.perf_counter()
-            yield each
-        self._awaited = None
-
-    def _contents(self, given: Pass) -> Iterator[tuple[bytes, bytes]]:
-        """What each worker is handed; where no memory is shared, weights of its parts apart."""
-        pool, engine = self._pool, self._engine
-        if pool.shares:
-            return itertools.repeat((pickled(given, pool, engine.parts), b""), self._me)
-        apart = Apart(of_parts(engine, engine.parts))
-        content = pickled(given, pool, engine.parts, apart)
-        return ((content, apart.content(of_parts(engine, w.parts))) for w in engine.workers)
-
-    def _through(self, call: Any, *given: Any) -> Any:
-        """Call, and tell the death of a worker as such."""
-        try:
-            return call(*given)
-        except (OSError, EOFError) as error:
-            self._pool.check(_TOLD_S)
-            raise WorkerDiedError("a worker process has closed its channel") from error
-
-    def _meanwhile(self) -> None:
-        """While a worker is waited for."""
-        self._leave_if_abandoned()
-        self._pool.look()
-        if (w := self._awaited) is None:
-            return
-        now, untaken = time.perf_counter(), self._pool.members[w].untaken()
-        if untaken != self._untaken:  # a slow link; it goes on
-            self._handed_s, self._untaken = now, untaken
-        if now - self._handed_s > HANDED_S:
-            raise WorkerDiedError(
-                f"worker {w} has said nothing for {HANDED_S:.0f} s of what it was handed, the "
-                f"graph and its parts{self._pool.members[w].last_words()}, and is ended: look at "
-                "what modules do as they are made again from a pickle, or run again, as it may "
-                "have waited for a lock, or for a processor",
-                w,
-            )
+        self._handing.over(given, self._transport)
 
     def _leave_if_abandoned(self) -> None:
         if self._interrupt.abandoned:
@@ -596,7 +532,7 @@ class Parent:
             unreached = {}
         if not (lost or unreached):
             return
-        self._pool.check(_TOLD_S)
+        self._pool.check(TOLD_S)
         raise_missing(self._pool, who, lost, unreached, reached=self._place[1] > 1)
 
     def _take_release(self, w: int, what: str, number: int, document: Any) -> None:
@@ -624,11 +560,3 @@ class Parent:
             self._failure = error
         else:
             self._failure.add_note(f"also, in another worker: {type(error).__name__}: {error}")
-
-    def _raise(self, told: Any, w: int) -> NoReturn:
-        error = error_of_json(told, w)
-        error.add_note(
-            "it was raised as the graph was made again in a worker process: everything in it has "
-            "to be what cloudpickle can carry, and what it names has to be importable there"
-        )
-        raise error
