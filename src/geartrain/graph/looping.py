@@ -218,7 +218,7 @@ class _Builder:
             self._inner,
             entering,
             leaving,
-            ahead=not region.deciding,
+            ahead=set(region.deciding) <= set(region.deciders.parting),
             gathers=any(isinstance(o, Grouping | Joining) for o in self._members.values()),
             tapes=not any(isinstance(o, Grouping | Ungrouping) for o in self._members.values()),
             losses=self._judged,

@@ -14,7 +14,7 @@ joins) are the nodes and steps of a loop by steps, given rows without payload wh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
 from weakref import ref
@@ -113,12 +113,14 @@ class LoopPlan:
         exits: By exit, the rows that leave there, in the order of the calls.
         judged: By loss, the rows that come to it, as for ``exits``.
         entered: By entry, the first row that has entered there.
+        parts: By value whose rows become several, how many; None: calls are made to find the plan.
         look: Gives rows of a value, for functions that read them; None: there are none yet.
         run: Runs a call as soon as it is found; None: they run when the plan is ready.
     """
 
     numbers: Numbers
     entered: list[int] = field(default_factory=list)
+    parts: Mapping[int, int] | None = None
     calls: list[Called] = field(default_factory=list)
     exits: list[list[RowNumbers]] = field(default_factory=list)
     judged: list[list[RowNumbers]] = field(default_factory=list)

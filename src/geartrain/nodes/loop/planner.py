@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, TypeAlias, final
@@ -90,14 +90,19 @@ class Planner:
         self._passed: Passed = []
         self._unseen = 0
 
-    def begin(self, entering: Sequence[tuple[IntArray, IntArray | None]]) -> LoopPlan:
+    def begin(
+        self,
+        entering: Sequence[tuple[IntArray, IntArray | None]],
+        parts: Mapping[int, int] | None = None,
+    ) -> LoopPlan:
         """A plan that knows of the rows that enter alone.
 
         Args:
             entering: By entry, the columns of the rows that come in there, maybe none, and the
                 lengths of the bundles that they are.
+            parts: As the plan has them.
         """
-        plan = LoopPlan(Numbers(self._values))
+        plan = LoopPlan(Numbers(self._values), parts=parts)
         plan.exits = [[] for _ in range(self._exits)]
         plan.judged = [[] for _ in range(self._losses)]
         for entry, (state, lengths) in zip(self._entries, entering, strict=True):
