@@ -305,7 +305,7 @@ class _Builder:
         elif isinstance(operator, Splitting):
             found = SomeColumns(number, sources[0], operator.sizes, port)
         elif isinstance(operator, Ungrouping) and operator.id in self._region.deciders.parting:
-            found = Parted(number, sources[0])  # how many parts, the rows alone say
+            found = Parted(number, sources[0], operator.parts)
         elif isinstance(operator, Ungrouping):
             found = Unbundled(number, sources[0])
         elif operator.id in self._picks:

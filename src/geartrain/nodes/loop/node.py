@@ -96,8 +96,7 @@ class LoopNode(AbstractNode):
             best in one buffer.
         tapes: Whether autograd can follow all that is between its modules.
         losses: Those in it.
-        parted: Values in it whose rows are parts of others. How many rows have that modules make,
-            the first turn that C computes has to see.
+        parted: Values in it whose rows are parts of others.
     """
 
     def __init__(

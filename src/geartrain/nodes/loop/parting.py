@@ -11,8 +11,8 @@ from geartrain.nodes.loop.values import AbstractValue, Parted, Stored
 
 @final
 class Parting:
-    """That of a loop: rows that enter tell it; those that modules make had as many in the turn
-    before, or none are known.
+    """That of a loop: rows that enter tell it; those that modules make have as many as in the turn
+    before, or as the check of the graph has seen, unless a module is changed.
 
     Args:
         parted: Values whose rows are parts of others.
