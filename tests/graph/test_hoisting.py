@@ -111,8 +111,11 @@ def test_modules_whose_rows_are_all_different_stay_in_one(early: list[int], name
     assert not early
 
 
-def test_few_rows_stay_in_one(monkeypatch: pytest.MonkeyPatch, early: list[int]) -> None:
-    monkeypatch.setattr(hoisting, "FEWER", 1000)
+@pytest.mark.parametrize("least", ["FEWER", "SPARED"])
+def test_where_little_is_spared_a_module_stays_in_one(
+    monkeypatch: pytest.MonkeyPatch, early: list[int], least: str
+) -> None:
+    monkeypatch.setattr(hoisting, least, 1 << 20)
     both("from parents", FEW)
     assert not early
 

@@ -30,6 +30,9 @@ SHARE: Final = 0.75
 """Of the rows of a module, so many at most may be different ones for it to be called in two."""
 FEWER: Final = 64
 """And so many fewer there have to be: two calls cost more than one."""
+SPARED: Final = 1 << 23
+"""And so many multiplications of a turn, or what takes as long, have to be spared on the way
+forward: to tell C of two modules more takes as long."""
 
 
 @final
@@ -88,11 +91,17 @@ class HoistedModule:
         early, late: The two.
         joined: What the second one reads: rows that the first one has made, and maybe others of
             what the module read.
+        work: Multiplications, or what takes as long, that the first one takes for a row.
     """
 
     early: CallStage
     late: CallStage
     joined: SideBySide
+    work: int
+
+    def pays(self, shared: SharedRows) -> bool:
+        """Whether enough is spared where rows have so many in common."""
+        return self.work * (shared.read.rows.size - shared.first.size) >= SPARED
 
 
 @final
@@ -155,6 +164,8 @@ class Hoists:
         two = hoisted(kernel, inner.call.function, samples, early)
         if two is None or not _are_as_good(kernel, two):
             return None
+        form = two.early.listed(0)
+        assert form is not None
         payload = len(samples) - len(inner.call.read)
         if any(i >= payload for i in two.early_reads):
             return None
@@ -175,6 +186,7 @@ class Hoists:
             self._add(inner, two.early, replace(call, read=()), source, made, counts=False),
             self._add(inner, two.late, replace(call, read=tuple(names)), joined, stage.into),
             joined,
+            form.forward.steps.work(1),
         )
 
     def _add(

@@ -205,7 +205,7 @@ class NativeCalls:
         samples = self._tables.samples(stage.number, tensors, columns)
         kernel = self._modules.chosen(stage.number, samples)
         module = None if kernel is None else hoists.find(stage, kernel, shared, samples)
-        if module is None:
+        if module is None or not module.pays(shared):
             return False
         now, made = call_in_two(module, shared, plan, numbers, rows)
         self._modules.more()
