@@ -27,6 +27,8 @@ Passed: TypeAlias = list[tuple[tuple[int, int], IntArray]]
 SHARE: Final = 0.5
 """Modules with at least this share of the rows of the fullest are called before what lies between
 modules is looked at again: that takes longer than a call of few rows."""
+ENOUGH: Final = 1024
+"""Rows that wait at a module of no loop, which may be sent more, until it is called."""
 
 Watch: TypeAlias = Callable[[Passed], None]
 """Raises if rows of an instance have gone round too often."""
@@ -76,8 +78,19 @@ class Planner:
         self._collecting = [s for s in self._others if s.collects]
         places = {id(call): 1 << k for k, call in enumerate(self._calls)}
         reached = [_reached_from(call) - {id(call)} for call in self._calls]
+        ever = {id(call): _reached_from(call, round_again=True) for call in self._calls}
+        # Those that it sends rows in the same round; those that it does in any, and that send it
+        # none themselves.
         self._masks = [
-            (places[id(call)], sum(places.get(at, 0) for at in found))
+            (
+                places[id(call)],
+                sum(places.get(at, 0) for at in found),
+                sum(
+                    n
+                    for at, n in places.items()
+                    if at in ever[id(call)] and id(call) not in ever[at]
+                ),
+            )
             for call, found in zip(self._calls, reached, strict=True)
         ]
         # By what brings rows together, the modules that send it some in the same round.
@@ -149,10 +162,15 @@ class Planner:
             if call.waiting[0]
         ]
         if len(ready) > 1:
-            later = 0
-            for _, (_, reached) in ready:
+            later = behind = 0
+            for _, (_, reached, ever) in ready:
                 later |= reached
-            first = [call for call, (place, _) in ready if not place & later]
+                behind |= ever
+            first = [
+                call
+                for call, (place, *_) in ready
+                if not place & later and not (place & behind and call.rows_waiting() < ENOUGH)
+            ]
             if first:
                 return first
         return [call for call, _ in ready]
@@ -255,15 +273,16 @@ def _by_kin(calls: Sequence[CallStage]) -> list[list[CallStage]]:
     return list(found.values())
 
 
-def _reached_from(start: AbstractStage) -> set[int]:
-    """Stages that rows come to from this one in the same round, by identity."""
+def _reached_from(start: AbstractStage, *, round_again: bool = False) -> set[int]:
+    """Stages that rows come to from this one, by identity: in the same round, or in any."""
     found: set[int] = set()
     stack: list[AbstractStage] = [start]
     while stack:
         stage = stack.pop()
         for way, (target, _) in stage.targets.items():
             reader = target()
-            if way not in stage.back and reader is not None and id(reader) not in found:
+            same = round_again or way not in stage.back
+            if same and reader is not None and id(reader) not in found:
                 found.add(id(reader))
                 stack.append(reader)
     return found
