@@ -122,10 +122,16 @@ class Hoists:
         self._modules, self.most = len(inner), 3 * len(inner)
         self._known: dict[Hashable, HoistedModule | None] = {}
         self._next = 0
+        self._work: dict[int, int] = {}
 
-    def may(self, number: int) -> bool:
-        """Whether a module may be called in two: it sees rows apart, and is no piece itself."""
-        if number >= self._modules:
+    def know(self, number: int, work: int) -> None:
+        """What a row takes of a module that has been called in one, as of a ``HoistedModule``."""
+        self._work[number] = work
+
+    def may(self, number: int, rows: int) -> bool:
+        """Whether a module may be called in two: it sees rows apart, is no piece itself, and so
+        many rows take as much as is to be spared, as far as is known."""
+        if number >= self._modules or rows * self._work.get(number, SPARED) < SPARED:
             return False
         inner = self._inner[number]
         return inner.reads is None and not inner.call.inside

@@ -181,6 +181,8 @@ class NativeCalls:
             modules.found[k] = None
             return
         modules.found[k] = module
+        if isinstance(module, TurnModule):
+            self._hoists.know(k, module.extent(0, 1, forward=True)[1])
         module.reserve(0, len(rows), int(sizes.max()))
         module.add(rows, columns)
         module.place(self._held)
@@ -196,7 +198,7 @@ class NativeCalls:
     ) -> bool:
         """Have a module called in two where that is less work; whether it is."""
         plan, hoists = self._turn.plan, self._hoists
-        if not isinstance(stage, CallStage) or not hoists.may(stage.number):
+        if not isinstance(stage, CallStage) or not hoists.may(stage.number, len(rows)):
             return False
         shared = shared_rows(tensors, plan.numbers.counts)
         if shared is None or any(plan.calls[n].together is not None for n in numbers.tolist()):
