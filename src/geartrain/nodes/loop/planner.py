@@ -78,24 +78,25 @@ class Planner:
         self._collecting = [s for s in self._others if s.collects]
         places = {id(call): 1 << k for k, call in enumerate(self._calls)}
         reached = [_reached_from(call) - {id(call)} for call in self._calls]
-        ever = {id(call): _reached_from(call, round_again=True) for call in self._calls}
-        # Those that it sends rows in the same round; those that it does in any, and that send it
-        # none themselves.
+        gathering = [*self._calls, *self._collecting]
+        ever = {id(stage): _reached_from(stage, round_again=True) for stage in gathering}
+        # Those that it sends rows in any round, and that send it none themselves.
+        behind = [
+            {at for at in ever[id(call)] if at in ever and id(call) not in ever[at]}
+            for call in self._calls
+        ]
         self._masks = [
             (
                 places[id(call)],
                 sum(places.get(at, 0) for at in found),
-                sum(
-                    n
-                    for at, n in places.items()
-                    if at in ever[id(call)] and id(call) not in ever[at]
-                ),
+                sum(places.get(at, 0) for at in later),
             )
-            for call, found in zip(self._calls, reached, strict=True)
+            for call, found, later in zip(self._calls, reached, behind, strict=True)
         ]
-        # By what brings rows together, the modules that send it some in the same round.
+        # By what brings rows together, the modules that send it some in the same round, or in any.
+        both = [found | later for found, later in zip(reached, behind, strict=True)]
         self._senders = {
-            id(stage): [c for c, at in zip(self._calls, reached, strict=True) if id(stage) in at]
+            id(stage): [c for c, at in zip(self._calls, both, strict=True) if id(stage) in at]
             for stage in self._collecting
         }
         self.watch: Watch | None = None
@@ -178,8 +179,8 @@ class Planner:
     def _settle(self, plan: LoopPlan) -> None:
         """Let everything but modules do what it can.
 
-        What brings rows together waits for modules that are to be called and send it more: it looks
-        through all that it has whenever some come.
+        What brings rows together waits for modules that are to be called and send it more, now or
+        in another round: it looks through all that it has whenever some come.
         """
         moved = True
         while moved:
