@@ -813,9 +813,9 @@ def test_a_group_of_no_loop_looks_when_the_rounds_are_over(monkeypatch):
         graph = Graph(value=("turns",))
         state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
         state.join(graph.input("x", turn=0))
-        step = state.through(nn.Linear(2, 2).double(), name="cell").move(turn=lambda m: m.turn + 1)
-        more, done = step.where(lambda m: m.turn < m.turns)
-        state.join(more)
+        more, done = state.where(lambda m: m.turn < m.turns)
+        step = more.through(nn.Linear(2, 2).double(), name="cell").move(turn=lambda m: m.turn + 1)
+        state.join(step)
         both = done.group(by="instance", size=2, how="sum")
         both.through(nn.Linear(2, 2).double(), name="last").loss(squared)
         return graph
