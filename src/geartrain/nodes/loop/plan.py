@@ -7,8 +7,12 @@ Nothing here touches a payload, unless a function that decides reads it: then a 
 it is found, and the function gets its rows. A module is called with all rows that have come for it,
 when none before it in the same round is to be called, and those that have most go first: a loop
 over trees calls its cell once a height, and one of five kinds of cells leaves those that have few
-rows waiting for more. What is between modules (routes, moves, groups,
-joins) are the nodes and steps of a loop by steps, given rows without payload where none reads it.
+rows waiting for more. What no round waits for is called when the rounds are over, or where many
+rows wait. What is between modules (routes, moves, groups, joins) are the nodes and steps of a loop
+by steps, given rows without payload where none reads it.
+
+A plan has to know how many parts a row has that becomes several: it is taken to be as many as
+before, and where a module then makes others, that turn is found call by call (``parting.py``).
 """
 
 from __future__ import annotations
