@@ -12,7 +12,7 @@ from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loop.parting import Parting
-from tests.rigs.passes import Order, accumulate, assert_same_gradients
+from tests.rigs.passes import Order, accumulate, assert_same_gradients, one_pass
 
 FEW = Order(max_active=3)
 
@@ -120,3 +120,14 @@ def test_a_module_that_makes_other_parts_now_has_its_turn_planned_again(
     assert planned[:2] == [True, False]
     assert all(planned[2:])
     assert_same_gradients(whole.gradients, gradients("steps", 3).gradients)
+
+
+def test_a_look_finds_the_parts_that_there_are() -> None:
+    losses = []
+    for run in ("whole", "steps"):
+        torch.manual_seed(1)
+        several = Several(2)
+        graph = build(several, run)
+        several.k = 3
+        losses.append(one_pass(graph, data(), FEW, train=False).sums["loss"])
+    assert losses[0] == pytest.approx(losses[1])
