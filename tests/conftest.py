@@ -105,6 +105,7 @@ def few_rows_are_shared() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hoisting, "FEWER", 1)
+        patch.setattr(hoisting, "SPARED", 0)
         yield
 
 

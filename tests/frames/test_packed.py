@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from geartrain.engine.engine import Engine
 from geartrain.engine.settings import Settings
 from geartrain.errors import DataError
+from geartrain.frames import packer as packing
 from geartrain.frames.frame import BY_SOURCE, FIRST_OUT, Arena
 from geartrain.frames.instance import Instance
 from geartrain.frames.packed import Packed
@@ -176,6 +177,38 @@ def test_rows_brought_as_tensors_are_those_brought_with_their_vertices():
     )
     for name in ("x", "bag"):
         assert rows_of(with_vertices, name) == rows_of(alone, name)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, np.ndarray.tolist])
+def test_pairs_of_rows_and_vertices_are_joined_as_those_that_are_looked_at(monkeypatch, kind):
+    edges = dict.fromkeys(("source", "target", "type"), np.zeros(0, np.int64))
+
+    def instances(*, wrong: object = None) -> list[Instance]:
+        found = []
+        for k, n in enumerate((2, 1, 3, 4)):
+            at = kind(np.arange(n)[::-1]) if wrong is None or k != 2 else wrong
+            rows = torch.full((n, 2), float(k), dtype=torch.float64), at
+            inputs = {"x": rows, "bag": torch.ones(1, 3)}
+            found.append(Instance(inputs, {"slot": [0] * n}, edges, {"aim": 0.0}, key=k))
+        return found
+
+    looked: list[str] = []
+    pair = Packer._pair
+    monkeypatch.setattr(
+        Packer, "_pair", lambda self, o, *given: looked.append(o.name) or pair(self, o, *given)
+    )
+    made = packer()
+    joined = made.pack(instances())
+    assert sorted(looked) == ["bag", "x"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "stacked", lambda given, known: None)
+        assert rows_of(joined, "x") == rows_of(made.pack(instances()), "x")
+    with pytest.raises(DataError, match="instance 2: input 'x' has 3 rows and vertices of shape"):
+        made.pack(instances(wrong=kind(np.arange(2))))
+    with pytest.raises(DataError, match="instance 2"):
+        made.pack(instances(wrong=kind(np.array([0, 1, 7]))))
+    floats = made.pack(instances(wrong=kind(np.array([2.0, 1.0, 0.0]))))
+    assert rows_of(floats, "x") == rows_of(joined, "x")
 
 
 @pytest.mark.parametrize(

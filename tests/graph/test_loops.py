@@ -16,10 +16,12 @@ from geartrain.engine.parts import make_parts
 from geartrain.engine.settings import Settings
 from geartrain.errors import EndlessLoopError, GraphError, StuckError, WorkerError
 from geartrain.frames.instance import Instance
+from geartrain.frames.message import IntArray
 from geartrain.graph.deciding import reads_payload
 from geartrain.graph.graph import Graph
 from geartrain.nodes.inside import Inside
-from geartrain.nodes.loop.members import Sides
+from geartrain.nodes.loop import planner
+from geartrain.nodes.loop.members import Members, Sides
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loop.pieces import TapeTensors
 from geartrain.nodes.loop.turn import KeptCall
@@ -769,3 +771,56 @@ def test_a_join_looks_when_no_module_that_sends_it_rows_is_to_be_called(monkeypa
     assert len(looked) == 2  # once a port
     assert loop.calls == 5 + 5 + 1
     assert_same_gradients(outcome.gradients, accumulate(build("steps"), data).gradients)
+
+
+@pytest.mark.parametrize("enough", [1, 1024])
+def test_what_no_round_waits_for_is_called_when_the_rounds_are_over_or_many_rows_wait(
+    monkeypatch, enough
+):
+    monkeypatch.setattr(planner, "ENOUGH", enough)
+
+    def build(run: str) -> Graph:
+        torch.manual_seed(5)
+        graph = Graph(value=("turns",))
+        state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+        state.join(graph.input("x", turn=0).through(nn.Linear(2, 2).double(), name="first"))
+        step = state.through(nn.Linear(2, 2).double(), name="cell").move(turn=lambda m: m.turn + 1)
+        state.through(nn.Linear(2, 2).double(), name="said").loss(squared, name="of all")
+        more, done = step.where(lambda m: m.turn < m.turns)
+        state.join(more)
+        done.stop()
+        return graph
+
+    data = instances(1, 3, 4, rows=2)
+    whole = accumulate(build("whole"), data, Order(max_active=3))
+    # Rounds, a call of what begins, and of what each round says.
+    assert loops_of(whole)[0].calls == 4 + 1 + (4 if enough == 1 else 1)
+    assert_same_gradients(whole.gradients, accumulate(build("steps"), data).gradients)
+
+
+def test_a_group_of_no_loop_looks_when_the_rounds_are_over(monkeypatch):
+    looked: list[int] = []
+    before = Members.complete
+
+    def complete(self: Members, numbers: IntArray, state: IntArray) -> object:
+        looked.append(numbers.size)
+        return before(self, numbers, state)
+
+    monkeypatch.setattr(Members, "complete", complete)
+
+    def build(run: str) -> Graph:
+        torch.manual_seed(5)
+        graph = Graph(value=("turns",))
+        state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+        state.join(graph.input("x", turn=0))
+        more, done = state.where(lambda m: m.turn < m.turns)
+        step = more.through(nn.Linear(2, 2).double(), name="cell").move(turn=lambda m: m.turn + 1)
+        state.join(step)
+        both = done.group(by="instance", size=2, how="sum")
+        both.through(nn.Linear(2, 2).double(), name="last").loss(squared)
+        return graph
+
+    data = instances(1, 3, 4, rows=2)
+    whole = accumulate(build("whole"), data, Order(max_active=3))
+    assert looked == [6]
+    assert_same_gradients(whole.gradients, accumulate(build("steps"), data).gradients)

@@ -176,21 +176,32 @@ def test_sides_are_sorted_when_all_ports_have_come(monkeypatch):
     assert seen == [9, 4]
 
 
+@pytest.mark.parametrize("many", [1, 2])
+@pytest.mark.parametrize("key", [KEY, VERTEX])
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_rows_that_come_at_once_by_every_port_are_joined_in_the_order_of_their_keys(shuffled):
+def test_rows_that_come_at_once_by_every_port_are_joined_in_the_order_of_their_keys(
+    shuffled, key, many
+):
+    """Rows of a vertex may be of several slots."""
     draw = np.random.default_rng(0)
     for left in (0, 1):  # a row that waits since before has all of them sorted together
-        sides, found = Sides(JoinNode(place(), 2, [KEY, SLOT], "tuple"), 2), []
+        sides, found = Sides(JoinNode(place(), 2, [key, SLOT], "tuple", [[], [SIZE]]), 2), []
         state = np.zeros((5, 8), np.int64)
-        state[KEY], state[SLOT] = np.arange(8) % 4, np.arange(8) // 4
+        state[key], state[SLOT] = np.arange(8) % (8 // many), np.arange(8) // (8 // many)
+        state[SIZE] = np.arange(8)
         if left:
             odd = np.full((5, 1), 9)
             assert not sides.complete(0, np.array([99]), odd)[0][0].size
         for port in (0, 1):
             order = draw.permutation(8) if shuffled else np.arange(8)
-            found = sides.complete(port, order, state[:, order])
+            given = state[:, order]
+            given[SIZE] += 10 * port
+            kept = given.copy()
+            found = sides.complete(port, order, given)
+            assert (given == kept).all()
         assert [side.tolist() for side in found[0]] == [[*range(8)]] * 2
-        assert found[1][[SLOT, KEY]].T.tolist() == sorted(state[[SLOT, KEY]].T.tolist())
+        assert found[1][[SLOT, key]].T.tolist() == sorted(state[[SLOT, key]].T.tolist())
+        assert found[1][SIZE].tolist() == [*range(10, 18)]
 
 
 def test_rows_that_come_twice_by_every_port_are_refused(monkeypatch):

@@ -28,6 +28,7 @@ from geartrain.frames.frame import BY_SOURCE, FIRST_OUT, Arena
 from geartrain.frames.instance import Instance, as_column
 from geartrain.frames.message import IntArray, ends_of, ranges
 from geartrain.frames.packed import Packed, PackedRows
+from geartrain.frames.stacking import stacked
 from geartrain.frames.table import Column, Table
 
 
@@ -231,15 +232,13 @@ class Packer:
     def _rows(self, operator: Entrance, instances: Sequence[Instance]) -> PackedRows:
         name = operator.name
         given = [i.inputs.get(name) for i in instances]
-        if name not in self._shapes and type(given[0]) is Tensor:
+        if name not in self._shapes and given[0] is not None:
             self._pair(operator, instances[0], given[0])  # the first says what rows look like
-        stacked = _stacked(given, self._shapes.get(name))
-        if stacked is not None:
-            payload, lengths = stacked
-            ends = ends_of(lengths)
-            _check_finite(instances, name, payload, lengths)
-            at = np.arange(payload.shape[0]) - ends[:-1].repeat(lengths)
-            return PackedRows(payload, lengths, at, ends)
+        packed = stacked(given, self._shapes.get(name))
+        if packed is not None:
+            assert packed.payload is not None
+            _check_finite(instances, name, packed.payload, packed.lengths)
+            return packed
         looked: dict[int, tuple[Tensor, IntArray]] = {}  # instances may share what they bring
         parts: list[Tensor] = []
         places: list[IntArray] = []
@@ -464,25 +463,6 @@ def _add_sources(
     vertex["out_degree"] = out
     vertex[FIRST_OUT] = np.cumsum(out) - out
     vertex["in_degree"] = np.bincount(target, minlength=total).astype(np.int64)
-
-
-def _stacked(
-    given: list[Any], known: tuple[torch.Size, torch.dtype] | None
-) -> tuple[Tensor, IntArray] | None:
-    """Tensors of rows of the known shape and dtype as one, and how many rows each has; None: they
-    want a closer look."""
-    if known is None or len(given) == 1 or set(map(type, given)) != {Tensor}:
-        return None
-    shape, dtype = known
-    if {x.dtype for x in given} != {dtype} or {x.ndim for x in given} != {1 + len(shape)}:
-        return None
-    try:
-        rows = torch.cat(given).detach()
-    except RuntimeError:
-        return None
-    if rows.shape[1:] != shape or not rows.shape[0]:
-        return None
-    return rows, np.array([x.shape[0] for x in given], np.int64)
 
 
 def _join_rows(name: str, parts: list[Tensor]) -> Tensor:

@@ -124,13 +124,13 @@ def _facts(spec: Spec) -> object:
 
 
 def _publish_keys(graph: AbstractGraph, operators: Sequence[AbstractOperator]) -> None:
-    """Keys of joins, and handles, were found on copies; the originals learn them, and classes."""
+    """What joins, ungroups and losses found was found on copies; the originals learn it."""
     found = {o.name: o for o in operators}
     for operator in graph.operators:
         same = found[operator.name]
         if isinstance(operator, Losing) and isinstance(same, Losing):
             operator.classes = same.classes
-        for what in ("_key", "_handles"):
+        for what in ("_key", "_handles", "parts"):
             if hasattr(same, what):
                 setattr(operator, what, getattr(same, what))
 

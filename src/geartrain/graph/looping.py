@@ -209,7 +209,7 @@ class _Builder:
             self._inner,
             entering,
             leaving,
-            ahead=not region.deciding,
+            ahead=set(region.deciding) <= set(region.deciders.parting),
             gathers=any(isinstance(o, Grouping | Joining) for o in self._members.values()),
             tapes=not any(isinstance(o, Grouping | Ungrouping) for o in self._members.values()),
             losses=self._judged,
@@ -296,7 +296,7 @@ class _Builder:
         elif isinstance(operator, Splitting):
             found = SomeColumns(number, sources[0], operator.sizes, port)
         elif isinstance(operator, Ungrouping) and operator.id in self._region.deciders.parting:
-            found = Parted(number, sources[0])  # how many parts, the rows alone say
+            found = Parted(number, sources[0], operator.parts)
         elif isinstance(operator, Ungrouping):
             found = Unbundled(number, sources[0])
         elif operator.id in self._picks:

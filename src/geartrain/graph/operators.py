@@ -346,13 +346,17 @@ class Grouping(AbstractOperator):
 
 @final
 class Ungrouping(AbstractOperator):
-    """The parts of a row become rows."""
+    """The parts of a row become rows.
+
+    Attributes:
+        parts: How many a row has, as far as a check has seen; else 0.
+    """
 
     kind = "ungroup"
 
     def __init__(self, name: str, source: tuple[AbstractOperator, int], index: str | None) -> None:
         super().__init__(name, [[source]])
-        self.index = index
+        self.index, self.parts = index, 0
 
     def detail(self) -> str:
         return "" if self.index is None else f"numbers them in {self.index}"
@@ -368,6 +372,7 @@ class Ungrouping(AbstractOperator):
                 "(n, k, ...) or a bundle"
             )
         payload = tuple(p.new_empty((ROWS, *p.shape[2:])) for p in spec.payload)
+        self.parts = spec.payload[0].shape[1]
         return [Spec(columns, payload, False)]
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:

@@ -22,6 +22,11 @@ Kind: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 """Dtype of a tensor, and its shape after the rows."""
 
 
+@final
+class OtherPartsError(Exception):
+    """Rows of a value have not the parts that they were planned to have."""
+
+
 class LeftBuffers(NamedTuple):
     """What a firing had that is over, for one that begins.
 
@@ -48,6 +53,7 @@ class FiringTensors(AbstractTensors):
         numbers: Of the plan.
         expected: By value, for how many places there is to be room at least.
         left: Of a firing that is over, to be used again.
+        parts: By value, of how many parts its rows have been planned to be.
 
     Attributes:
         alike: Whether all values so far have dtypes and shapes as before.
@@ -61,6 +67,7 @@ class FiringTensors(AbstractTensors):
         "_made",
         "_moves",
         "_over",
+        "_parts",
         "_reached",
         "_values",
         "_zeros",
@@ -72,9 +79,10 @@ class FiringTensors(AbstractTensors):
         numbers: Numbers,
         expected: Mapping[int, int] | None = None,
         left: LeftBuffers | None = None,
+        parts: Mapping[int, int] | None = None,
     ) -> None:
         super().__init__(numbers)
-        self._expected = expected or {}
+        self._expected, self._parts = expected or {}, parts or {}
         self._values: dict[int, list[Tensor]] = {}
         self._moves = [0] * len(numbers.counts)
         self._made: set[int] = set()  # values whose buffers nobody else has
@@ -122,6 +130,7 @@ class FiringTensors(AbstractTensors):
 
         Raises:
             GraphError: They have another inner shape or dtype than those before.
+            OtherPartsError: They have other parts than planned.
         """
         found = self._values.get(number)
         if found is None:
@@ -151,6 +160,8 @@ class FiringTensors(AbstractTensors):
     def _look(self, number: int, columns: Sequence[Tensor]) -> None:
         """A value has its first rows."""
         kinds: list[Kind] = [(x.dtype, x.shape[1:]) for x in columns]
+        if (parts := self._parts.get(number)) is not None and kinds[0][1][:1] != (parts,):
+            raise OtherPartsError(number)
         if self._kinds.get(number) != kinds:
             self._kinds[number], self.alike = kinds, False
 

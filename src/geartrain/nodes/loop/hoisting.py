@@ -31,6 +31,9 @@ SHARE: Final = 0.75
 """Of the rows of a module, so many at most may be different ones for it to be called in two."""
 FEWER: Final = 64
 """And so many fewer there have to be: two calls cost more than one."""
+SPARED: Final = 1 << 23
+"""And so many multiplications of a turn, or what takes as long, have to be spared on the way
+forward: to tell C of two modules more takes as long."""
 
 
 @final
@@ -89,11 +92,17 @@ class HoistedModule:
         early, late: The two.
         joined: What the second one reads: rows that the first one has made, and maybe others of
             what the module read.
+        work: Multiplications, or what takes as long, that the first one takes for a row.
     """
 
     early: CallStage
     late: CallStage
     joined: SideBySide
+    work: int
+
+    def pays(self, shared: SharedRows) -> bool:
+        """Whether enough is spared where rows have so many in common."""
+        return self.work * (shared.read.rows.size - shared.first.size) >= SPARED
 
 
 @final
@@ -114,10 +123,16 @@ class Hoists:
         self._modules, self.most = len(inner), 3 * len(inner)
         self._known: dict[Hashable, HoistedModule | None] = {}
         self._next = 0
+        self._work: dict[int, int] = {}
 
-    def may(self, number: int) -> bool:
-        """Whether a module may be called in two: it sees rows apart, and is no piece itself."""
-        if number >= self._modules:
+    def know(self, number: int, work: int) -> None:
+        """What a row takes of a module that has been called in one, as of a ``HoistedModule``."""
+        self._work[number] = work
+
+    def may(self, number: int, rows: int) -> bool:
+        """Whether a module may be called in two: it sees rows apart, is no piece itself, and so
+        many rows take as much as is to be spared, as far as is known."""
+        if number >= self._modules or rows * self._work.get(number, SPARED) < SPARED:
             return False
         inner = self._inner[number]
         return inner.reads is None and not inner.call.inside
@@ -156,6 +171,8 @@ class Hoists:
         two = hoisted(kernel, inner.call.function, samples, early)
         if two is None or not _are_as_good(kernel, two):
             return None
+        form = two.early.listed(0)
+        assert form is not None
         payload = len(samples) - len(inner.call.read)
         if any(i >= payload for i in two.early_reads):
             return None
@@ -176,6 +193,7 @@ class Hoists:
             self._add(inner, two.early, replace(call, read=()), source, made, counts=False),
             self._add(inner, two.late, replace(call, read=tuple(names)), joined, stage.into),
             joined,
+            form.forward.steps.work(1),
         )
 
     def _add(

@@ -31,14 +31,13 @@ class Listing:
     Args:
         inner: Its modules; gets those that are called in two.
         kernels: Theirs.
-        ahead: Whether its firings are planned before anything is computed.
 
     Attributes:
         firings: In which C has made calls.
     """
 
-    def __init__(self, inner: list[Inner], kernels: LoopKernels, *, ahead: bool) -> None:
-        self._inner, self._kernels, self._ahead = inner, kernels, ahead
+    def __init__(self, inner: list[Inner], kernels: LoopKernels) -> None:
+        self._inner, self._kernels = inner, kernels
         # Of the last firing, rows for each instance: by value, and by module.
         self._places: dict[int, float] = {}
         self._rows: dict[int, float] = {}
@@ -87,9 +86,9 @@ class Listing:
             most = self._hoists.most
             self._tables = Tables(most + STORES, values + most)
         left = None if self._room is None else self._room.buffers
-        many = 0.0 if self._ahead else instances * _SPARE
+        many = instances * _SPARE if plan.parts is None else 0.0
         expected = {k: int(share * many) for k, share in self._places.items()}
-        return FiringTensors(plan.numbers, expected, left)
+        return FiringTensors(plan.numbers, expected, left, plan.parts)
 
     def begin(self, turn: Turn, held: FiringTensors) -> NativeCalls:
         """The calls of a turn that begins."""
@@ -138,7 +137,7 @@ class Listing:
         if turn.native is None:
             return
         self._in_vain = None if turn.native.count else self._called_in_vain(turn)
-        if self._ahead:
+        if turn.plan.parts is not None:
             return
         n, numbers = turn.slots.size, turn.plan.numbers
         self._places = {k: numbers.size(k) / n for k in range(len(numbers.counts))}

@@ -12,16 +12,16 @@ takes a quarter of what cells and tables take.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from geartrain.frames.message import INSTANCE, IntArray
+from geartrain.frames.message import INSTANCE, VERTEX, IntArray
 from geartrain.nodes.group import Group
 from geartrain.nodes.join import JoinNode
 
-_NUMBER, _SIZE, _POSITION, _STATE = range(4)
 _SHOWN: Final = 5
 _MANY: Final = 1024
 """Rows from which on it takes less to make one number of their keys than to sort by each."""
@@ -93,6 +93,11 @@ def _ascend(keys: Sequence[IntArray], *, strictly: bool = True) -> bool:
     return not strictly or equal is None
 
 
+def _equal(some: Sequence[IntArray], others: Sequence[IntArray]) -> bool:
+    """Whether columns are the same."""
+    return all((a == b).all() for a, b in zip(some, others, strict=True))
+
+
 def _repeated(places: IntArray, starts: IntArray) -> NDArray[np.bool_]:
     """Which rows, sorted by key and place, have the place of the one before."""
     same = np.zeros(places.size, np.bool_)
@@ -109,13 +114,12 @@ class Members:
         node: Says what columns mean, and refuses what is wrong.
     """
 
-    __slots__ = ("_as_came", "_columns", "_node", "_pool")
+    __slots__ = ("_node", "_waiting")
 
     def __init__(self, node: Group) -> None:
         self._node = node
-        self._columns = 0
-        self._as_came = True
-        self._pool: IntArray | None = None
+        # Of members: numbers, sizes, positions, columns and maybe what these were as they came.
+        self._waiting: list[IntArray] | None = None
 
     def complete(self, numbers: IntArray, state: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Take members in, and forget the groups that are complete by that.
@@ -133,46 +137,45 @@ class Members:
         """
         node = self._node
         told = node.told(state)
-        self._columns = state.shape[0]
-        parts = [numbers[None], told.sizes[None], told.positions[None], told.state]
-        self._as_came = told.state is state
-        if not node.ordered and not self._as_came:
-            parts.append(state)  # by which they are sorted: what it was before it moved
-        pool = np.concatenate(parts)
-        if self._pool is not None:
-            pool = np.concatenate([self._pool, pool], axis=1)
-        self._pool = pool
-        order, starts, counts = self._sorted(pool)
-        first = np.minimum.reduceat(order, starts)  # as they came: it has the group's size
-        sizes = pool[_SIZE].take(first)
-        self._check(pool, order, starts, counts, first, sizes)
+        every = [numbers, told.sizes, told.positions, told.state]
+        moved = told.state is not state
+        if moved and not node.ordered:
+            every.append(state)  # by which they are sorted: what it was before it moved
+        if self._waiting is not None:
+            both = zip(self._waiting, every, strict=True)
+            every = [np.concatenate(pair, axis=-1) for pair in both]
+        numbers, sizes, positions, keyed = every[:4]
+        order, starts, counts = self._sorted(keyed, positions)
+        # As they came: the first has the group's size.
+        first = np.minimum.reduceat(order, starts) if node.ordered else order.take(starts)
+        sizes = sizes.take(first)
+        self._check(keyed, positions, order, starts, counts, first, sizes)
         complete = counts == sizes
         (done,) = complete.nonzero()
         if not done.size:
+            self._waiting = every
             return _NONE, _NONE, state[:, :0]
         if done.size < counts.size:
             mask = complete.repeat(counts)
             left = order[~mask]
             left.sort()  # as they came
-            self._pool = pool.take(left, 1)
+            self._waiting = [x.take(left, -1) for x in every]
             order, first, sizes = order[mask], first[done], sizes[done]
         else:
-            self._pool = None
+            self._waiting = None
         if not node.ordered:
-            order = self._by_state(pool, order, sizes)
+            order = self._by_state(every[-1], order, sizes, moved=moved)
         node.check(sizes)
-        return pool[_NUMBER].take(order), sizes, self._states(pool).take(first, 1)
+        return numbers.take(order), sizes, keyed.take(first, 1)
 
-    def _states(self, pool: IntArray) -> IntArray:
-        return pool[_STATE : _STATE + self._columns]
-
-    def _sorted(self, pool: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        keys = [pool[_STATE + column] for column in self._node.by]
-        return _by_key(keys, pool[_POSITION] if self._node.ordered else None)
+    def _sorted(self, keyed: IntArray, positions: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        keys = [keyed[column] for column in self._node.by]
+        return _by_key(keys, positions if self._node.ordered else None)
 
     def _check(
         self,
-        pool: IntArray,
+        keyed: IntArray,
+        positions: IntArray,
         order: IntArray,
         starts: IntArray,
         counts: IntArray,
@@ -181,28 +184,36 @@ class Members:
     ) -> None:
         node = self._node
         if node.reads_memory:
-            states = self._states(pool)
-            node.check_memory(states.take(first.repeat(counts), 1), states.take(order, 1))
+            node.check_memory(keyed.take(first.repeat(counts), 1), keyed.take(order, 1))
         if not node.ordered:
-            (wrong,) = (counts > sizes).nonzero()
-            if wrong.size:
-                size = int(sizes[wrong[0]])
-                raise node.misplaced(self._states(pool)[:, first[wrong[0]]], size, size)
+            wrong = counts > sizes
+            if wrong.any():
+                i = int(wrong.argmax())
+                raise node.misplaced(keyed[:, first[i]], int(sizes[i]), int(sizes[i]))
             return
-        places = pool[_POSITION].take(order)
-        same = _repeated(places, starts)
-        (wrong,) = (same | (places < 0) | (places >= sizes.repeat(counts))).nonzero()
-        if wrong.size:
-            i = int(wrong[0])
+        places = positions.take(order)
+        wrong = _repeated(places, starts)
+        wrong |= places < 0
+        wrong |= places >= sizes.repeat(counts)
+        if wrong.any():
+            i = int(wrong.argmax())
             k = int(starts.searchsorted(i, "right")) - 1
-            raise node.misplaced(self._states(pool)[:, first[k]], int(places[i]), int(sizes[k]))
+            raise node.misplaced(keyed[:, first[k]], int(places[i]), int(sizes[k]))
 
-    def _by_state(self, pool: IntArray, order: IntArray, sizes: IntArray) -> IntArray:
-        """Members of each group by the columns that they came with."""
-        came = pool[-self._columns :]
+    def _by_state(
+        self, came: IntArray, order: IntArray, sizes: IntArray, *, moved: bool
+    ) -> IntArray:
+        """Members of each group by the columns that they came with.
+
+        Args:
+            came: These columns.
+            order: Members, group by group.
+            sizes: How many each has.
+            moved: Whether columns of their key were others then.
+        """
         # Those of a group are of one instance, and alike in its key where that is as it was.
-        alike = {INSTANCE, *(self._node.by if self._as_came else ())}
-        columns = [came[k] for k in range(self._columns) if k not in alike]
+        alike = {INSTANCE, *(() if moved else self._node.by)}
+        columns = [came[k] for k in range(len(came)) if k not in alike]
         if _ascend(columns, strictly=False):  # so they are in each group
             return order
         group = np.arange(sizes.size).repeat(sizes)
@@ -210,25 +221,24 @@ class Members:
 
     def story(self) -> list[str]:
         """Who waits for whom, a line each."""
-        pool = self._pool
-        if pool is None:
+        if self._waiting is None:
             return []
-        order, starts, counts = self._sorted(pool)
+        _, sizes, positions, keyed = self._waiting[:4]
+        order, starts, counts = self._sorted(keyed, positions)
         first = np.minimum.reduceat(order, starts)
         told = []
         for k in range(min(starts.size, _SHOWN)):
             mine = order[starts[k] : starts[k] + counts[k]]
-            here = pool[_POSITION, mine].tolist() if self._node.ordered else [*range(mine.size)]
-            state = self._states(pool)[:, first[k]]
-            told.append(self._node.waits(state, here, int(pool[_SIZE, first[k]])))
+            here = positions[mine].tolist() if self._node.ordered else [*range(mine.size)]
+            state = keyed[:, first[k]]
+            told.append(self._node.waits(state, here, int(sizes[first[k]])))
         if starts.size > _SHOWN:
             more = starts.size - _SHOWN
             told.append(f"'{self._node.name}' waits for members of {more} more groups")
         return told
 
 
-_PORT = 1
-_JOINED = 2
+_NUMBER, _PORT, _JOINED = range(3)
 
 
 @final
@@ -240,14 +250,17 @@ class Sides:
         ports: How many.
     """
 
-    __slots__ = ("_came", "_direct", "_node", "_ports", "_waiting")
+    __slots__ = ("_came", "_direct", "_index", "_left", "_new", "_node", "_ports")
 
     def __init__(self, node: JoinNode, ports: int) -> None:
         self._node, self._ports = node, ports
-        self._waiting: list[IntArray] = []
-        self._came = np.zeros(ports, np.bool_)  # of which ports some wait
+        self._left: IntArray | None = None  # those that others have not met
+        self._new: list[tuple[int, IntArray, IntArray]] = []  # that came since: port, rows
+        self._came = 0  # of which ports some wait, as bits
         self._direct = _DirectSides(node, ports) if len(node.on) == 1 else None
         # One key alone is an index of the arena: see ``key_columns``.
+        inside = VERTEX, node.place.schema.state.get("edge")
+        self._index = next((k for k, column in enumerate(node.on) if column in inside), None)
 
     def complete(
         self, port: int, numbers: IntArray, state: IntArray
@@ -267,56 +280,74 @@ class Sides:
         """
         if self._direct is not None:
             return self._direct.complete(port, numbers, state)
-        self._waiting.append(
-            np.concatenate([numbers[None], np.full((1, numbers.size), port), state])
-        )
-        self._came[port] = True
-        if not self._came.all():  # nothing is complete: they are sorted when all have come
+        self._new.append((port, numbers, state))
+        self._came |= 1 << port
+        if self._came != (1 << self._ports) - 1:
+            # Nothing is complete: they are sorted when all have come.
             return [_NONE] * self._ports, state[:, :0]
         if (alike := self._alike()) is not None:
-            self._forget([])
+            self._new, self._came = [], 0
             return alike
         pool = self._pool()
+        assert pool is not None
         order, _, counts = self._sorted(pool)
         complete = counts == self._ports
         whole = complete.repeat(counts)
         left = pool.take(order[~whole], 1)
-        self._forget([left] if left.size else [])
+        self._left, self._new = left if left.size else None, []
+        self._came = sum([1 << p for p in set(left[_PORT].tolist())])
         members = order[whole].reshape(-1, self._ports).T
         return _side_by_side(self._node, pool[_NUMBER], pool[_JOINED:], members)
-
-    def _forget(self, left: list[IntArray]) -> None:
-        """These wait, and no others."""
-        self._waiting = left
-        self._came = np.zeros(self._ports, np.bool_)
-        for each in left:
-            self._came[each[_PORT]] = True
 
     def _alike(self) -> tuple[list[IntArray], IntArray] | None:
         """What ``complete`` gives where each port has brought rows once, all of them those of the
         same keys, none twice; in the order of these."""
-        waiting, on = self._waiting, [_JOINED + column for column in self._node.on]
-        if len(waiting) > self._ports or any(x.shape != waiting[0].shape for x in waiting):
+        if self._left is not None or len(self._new) > self._ports:
             return None
-        found: list[IntArray] = []
-        for pool in sorted(waiting, key=lambda pool: int(pool[_PORT, 0]) if pool.size else 0):
-            if not _ascend([pool[k] for k in on[::-1]]):
-                pool = pool.take(_order([pool[k] for k in on[::-1]]), 1)
-                if not found and not _ascend([pool[k] for k in on[::-1]]):
-                    return None
-            if found and any((pool[k] != found[0][k]).any() for k in on):
+        (_, own, states), *others = sorted(self._new, key=itemgetter(0))
+        if any(numbers.size != own.size for _, numbers, _ in others):
+            return None
+        keys = [states[column] for column in self._node.on]
+        if not _ascend(keys[::-1]):
+            order = _order(keys[::-1])
+            own, states = own.take(order), states.take(order, 1)
+            keys = [states[column] for column in self._node.on]
+            if not _ascend(keys[::-1]):
                 return None
-            found.append(pool)
-        states = found[0][_JOINED:]
-        for pool, columns in zip(found, self._node.handles, strict=True):
-            for column in columns:
-                states[column] = pool[_JOINED + column]
-        return [pool[_NUMBER] for pool in found], states
+        if any(self._node.handles[1:]):
+            states = states.copy()
+        found = [own]
+        for port, numbers, state in others:
+            at = self._as(keys, state)
+            if at is None:
+                return None
+            found.append(numbers[at])
+            for column in self._node.handles[port]:
+                states[column] = state[column][at]
+        return found, states
 
-    def _pool(self) -> IntArray:
-        """All that waits."""
-        waiting = self._waiting
-        return waiting[0] if len(waiting) == 1 else np.concatenate(waiting, axis=1)
+    def _as(self, keys: Sequence[IntArray], state: IntArray) -> IntArray | slice | None:
+        """Where rows are that have these keys, none of which is there twice; None: they have
+        others."""
+        mine = [state[column] for column in self._node.on]
+        if _equal(keys, mine):
+            return slice(None)
+        if self._index is not None:
+            key, own = keys[self._index], mine[self._index]
+            places = np.zeros(max(int(key.max()), int(own.max())) + 1, np.int64)
+            places[own] = np.arange(own.size)
+            at = places.take(key)
+            if _equal(keys, [each.take(at) for each in mine]):
+                return at
+        at = _order(mine[::-1])
+        return at if _equal(keys, [each.take(at) for each in mine]) else None
+
+    def _pool(self) -> IntArray | None:
+        """All that waits; None: nothing does."""
+        pools = [] if self._left is None else [self._left]
+        for port, numbers, state in self._new:
+            pools.append(np.concatenate([numbers[None], np.full((1, numbers.size), port), state]))
+        return np.concatenate(pools, axis=1) if pools else None
 
     def _sorted(self, pool: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """As ``_by_key``; there are no two rows of a port with one key."""
@@ -337,7 +368,7 @@ class Sides:
         if self._direct is not None:
             pool = self._direct.waiting()
         else:
-            pool = self._pool() if self._waiting else None
+            pool = self._pool()
         if pool is None:
             return []
         order, starts, counts = self._sorted(pool)

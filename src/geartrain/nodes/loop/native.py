@@ -181,6 +181,8 @@ class NativeCalls:
             modules.found[k] = None
             return
         modules.found[k] = module
+        if isinstance(module, TurnModule):
+            self._hoists.know(k, module.extent(0, 1, forward=True)[1])
         module.reserve(0, len(rows), int(sizes.max()))
         module.add(rows, columns)
         module.place(self._held)
@@ -196,7 +198,7 @@ class NativeCalls:
     ) -> bool:
         """Have a module called in two where that is less work; whether it is."""
         plan, hoists = self._turn.plan, self._hoists
-        if not isinstance(stage, CallStage) or not hoists.may(stage.number):
+        if not isinstance(stage, CallStage) or not hoists.may(stage.number, len(rows)):
             return False
         shared = shared_rows(tensors, plan.numbers.counts)
         if shared is None or any(plan.calls[n].together is not None for n in numbers.tolist()):
@@ -205,7 +207,7 @@ class NativeCalls:
         samples = self._tables.samples(stage.number, tensors, columns)
         kernel = self._modules.chosen(stage.number, samples)
         module = None if kernel is None else hoists.find(stage, kernel, shared, samples)
-        if module is None:
+        if module is None or not module.pays(shared):
             return False
         now, made = call_in_two(module, shared, plan, numbers, rows)
         self._modules.more()

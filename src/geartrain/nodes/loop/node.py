@@ -12,8 +12,8 @@ Messages of the node are instances. They see one version of the weights in all t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from operator import is_
 from typing import final
@@ -43,14 +43,15 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.kernel import AbstractKernel, AbstractKernels
 from geartrain.nodes.loop.answers import answer_entry, tell
-from geartrain.nodes.loop.buffers import FiringTensors
+from geartrain.nodes.loop.buffers import FiringTensors, OtherPartsError
 from geartrain.nodes.loop.door import Came, LoopDoor
 from geartrain.nodes.loop.judging import Judged, judge
 from geartrain.nodes.loop.kernels import LoopKernels
 from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.order import longest_first
+from geartrain.nodes.loop.parting import Parting
 from geartrain.nodes.loop.pieces import TapeTensors
-from geartrain.nodes.loop.plan import Called, CallStage, JointCall, LoopPlan, joined
+from geartrain.nodes.loop.plan import Called, CallStage, JointCall, joined
 from geartrain.nodes.loop.planner import Planner
 from geartrain.nodes.loop.stories import blame, story_of
 from geartrain.nodes.loop.tape import Taping
@@ -89,12 +90,13 @@ class LoopNode(AbstractNode):
         planner: Says what is called, and with which rows.
         inner: The modules.
         exits: What rows of each exit hold.
-        ahead: Whether columns alone decide, so that all is planned before anything is computed.
+        ahead: Whether columns alone decide, so that all is planned before anything is computed, if
+            it is known how many parts rows have.
         gathers: Whether groups or joins in it bring rows of many calls together, so that these are
             best in one buffer.
         tapes: Whether autograd can follow all that is between its modules.
         losses: Those in it.
-        parted: Values in it whose rows are parts of others; of rows that enter, if all is planned.
+        parted: Values in it whose rows are parts of others.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class LoopNode(AbstractNode):
         parted: Sequence[Parted] = (),
     ) -> None:
         super().__init__(place)
-        self._parted = parted if ahead else ()
+        self._parting = Parting(parted, entries)
         self._losses = losses
         if losses:
             self.loss_name = "', '".join(each.objective.name for each in losses)
@@ -134,7 +136,7 @@ class LoopNode(AbstractNode):
         self._apart: set[tuple[int, ...]] = set()  # modules that cannot
         self._beside: dict[tuple[int, ...], tuple[list[AbstractKernel], AbstractKernels]] = {}
         self.taping = Taping(place.name, inner, able=tapes and not place.spread)
-        self.listing = Listing(self._inner, self._kernels, ahead=ahead)
+        self.listing = Listing(self._inner, self._kernels)
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -197,32 +199,11 @@ class LoopNode(AbstractNode):
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         slots = join_states(batches)[INSTANCE]
-        came: Sequence[Came] = self._door.take(slots)
-        plan = self.planner.begin([(each.state, each.lengths) for each in came])
-        native = train and not self.taping.gains and self.listing.pays
-        turn = self._turn(plan, slots, came, native=native)
-        turn.tape = self.taping.begin(turn) if train else None
-        run: Callable[[int, Called], None] = partial(self._call, turn, train)
-        if turn.tape is not None:
-            run = turn.tape.recording(run)
+        came = self._door.take(slots)
         emission = Emission()
         with torch.no_grad(), steady():
-            if self._ahead:
-                self._count_parts(came)
-                self.planner.finish(plan)
-                if turn.tape is not None:
-                    ends = [each.source for each in self._losses]
-                    own = turn.local
-                    came = longest_first(plan, came, self._entries, self._exits, ends, own)
-                    turn.entered = _entered_by(came)
-                self._enter(turn, came)
-                self._run_planned(turn, run)
-            else:
-                self._enter(turn, came)
-                plan.look = partial(_read, turn)
-                plan.run = run if turn.native is None else partial(self._found, turn, run)
-                self.planner.finish(plan)
-                plan.look = plan.run = None
+            turn = self._computed(slots, came, train)
+            self._door.release(came)
             self.listing.end(turn)
             await_rows(turn)
             if train:
@@ -238,12 +219,40 @@ class LoopNode(AbstractNode):
             turn.kept.clear()
         return emission
 
-    def _count_parts(self, came: Sequence[Came]) -> None:
-        """How many parts rows have that enter, before they do."""
-        for parted in self._parted:
-            for value, each in zip(self._entries, came, strict=True):
-                if value is parted.source and each.rows.size:
-                    parted.parts = each.columns[0].shape[1]
+    def _computed(self, slots: IntArray, came: Sequence[Came], train: bool) -> Turn:
+        """A turn of some instances, whose calls have been made."""
+        native = train and not self.taping.gains and self.listing.pays
+        parts = self._parting.count(came) if self._ahead else None
+        if parts is not None and (native or not self._parting.made):
+            with suppress(OtherPartsError):  # a module has been changed
+                turn = self._turn(slots, came, parts, native=native)
+                return self._planned(turn, came, train)
+        turn = self._turn(slots, came, None, native=native)
+        run, plan = self._runs(turn, train), turn.plan
+        self._enter(turn, came)
+        plan.look = partial(_read, turn)
+        plan.run = run if turn.native is None else partial(self._found, turn, run)
+        self.planner.finish(plan)
+        plan.look = plan.run = None
+        return turn
+
+    def _planned(self, turn: Turn, came: Sequence[Came], train: bool) -> Turn:
+        """Plan a turn ahead, and make its calls."""
+        run, plan = self._runs(turn, train), turn.plan
+        self.planner.finish(plan)
+        if turn.tape is not None:
+            ends = [each.source for each in self._losses]
+            came = longest_first(plan, came, self._entries, self._exits, ends, turn.local)
+            turn.entered = _entered_by(came)
+        self._enter(turn, came)
+        self._run_planned(turn, run)
+        return turn
+
+    def _runs(self, turn: Turn, train: bool) -> Callable[[int, Called], None]:
+        """What runs a call."""
+        turn.tape = self.taping.begin(turn) if train else None
+        run: Callable[[int, Called], None] = partial(self._call, turn, train)
+        return run if turn.tape is None else turn.tape.recording(run)
 
     def _run_planned(self, turn: Turn, run: Callable[[int, Called], None]) -> None:
         """Run all calls."""
@@ -273,12 +282,13 @@ class LoopNode(AbstractNode):
 
     def _turn(
         self,
-        plan: LoopPlan,
         slots: IntArray,
         came: Sequence[Came],
+        parts: Mapping[int, int] | None,
         *,
         native: bool,
     ) -> Turn:
+        plan = self.planner.begin([(each.state, each.lengths) for each in came], parts)
         self._turned += 1
         local = np.full(int(slots.max()) + 1, -1, np.int64)
         local[slots] = np.arange(slots.size)
@@ -297,7 +307,6 @@ class LoopNode(AbstractNode):
                 turn.held.put(value.number, self.name, first, each.columns, each.at)
                 if turn.tape is not None:
                     turn.tape.enter(value.number, first)
-        self._door.release(came)
 
     def _call(self, turn: Turn, train: bool, number: int, called: Called) -> None:
         """Run one call, forward."""

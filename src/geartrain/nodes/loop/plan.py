@@ -7,14 +7,18 @@ Nothing here touches a payload, unless a function that decides reads it: then a 
 it is found, and the function gets its rows. A module is called with all rows that have come for it,
 when none before it in the same round is to be called, and those that have most go first: a loop
 over trees calls its cell once a height, and one of five kinds of cells leaves those that have few
-rows waiting for more. What is between modules (routes, moves, groups,
-joins) are the nodes and steps of a loop by steps, given rows without payload where none reads it.
+rows waiting for more. What no round waits for is called when the rounds are over, or where many
+rows wait. What is between modules (routes, moves, groups, joins) are the nodes and steps of a loop
+by steps, given rows without payload where none reads it.
+
+A plan has to know how many parts a row has that becomes several: it is taken to be as many as
+before, and where a module then makes others, that turn is found call by call (``parting.py``).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
 from weakref import ref
@@ -113,12 +117,14 @@ class LoopPlan:
         exits: By exit, the rows that leave there, in the order of the calls.
         judged: By loss, the rows that come to it, as for ``exits``.
         entered: By entry, the first row that has entered there.
+        parts: By value whose rows become several, how many; None: calls are made to find the plan.
         look: Gives rows of a value, for functions that read them; None: there are none yet.
         run: Runs a call as soon as it is found; None: they run when the plan is ready.
     """
 
     numbers: Numbers
     entered: list[int] = field(default_factory=list)
+    parts: Mapping[int, int] | None = None
     calls: list[Called] = field(default_factory=list)
     exits: list[list[RowNumbers]] = field(default_factory=list)
     judged: list[list[RowNumbers]] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, TypeAlias, final
@@ -27,6 +27,8 @@ Passed: TypeAlias = list[tuple[tuple[int, int], IntArray]]
 SHARE: Final = 0.5
 """Modules with at least this share of the rows of the fullest are called before what lies between
 modules is looked at again: that takes longer than a call of few rows."""
+ENOUGH: Final = 1024
+"""Rows that wait at a module of no loop, which may be sent more, until it is called."""
 
 Watch: TypeAlias = Callable[[Passed], None]
 """Raises if rows of an instance have gone round too often."""
@@ -76,13 +78,25 @@ class Planner:
         self._collecting = [s for s in self._others if s.collects]
         places = {id(call): 1 << k for k, call in enumerate(self._calls)}
         reached = [_reached_from(call) - {id(call)} for call in self._calls]
-        self._masks = [
-            (places[id(call)], sum(places.get(at, 0) for at in found))
-            for call, found in zip(self._calls, reached, strict=True)
+        gathering = [*self._calls, *self._collecting]
+        ever = {id(stage): _reached_from(stage, round_again=True) for stage in gathering}
+        # Those that it sends rows in any round, and that send it none themselves.
+        behind = [
+            {at for at in ever[id(call)] if at in ever and id(call) not in ever[at]}
+            for call in self._calls
         ]
-        # By what brings rows together, the modules that send it some in the same round.
+        self._masks = [
+            (
+                places[id(call)],
+                sum(places.get(at, 0) for at in found),
+                sum(places.get(at, 0) for at in later),
+            )
+            for call, found, later in zip(self._calls, reached, behind, strict=True)
+        ]
+        # By what brings rows together, the modules that send it some in the same round, or in any.
+        both = [found | later for found, later in zip(reached, behind, strict=True)]
         self._senders = {
-            id(stage): [c for c, at in zip(self._calls, reached, strict=True) if id(stage) in at]
+            id(stage): [c for c, at in zip(self._calls, both, strict=True) if id(stage) in at]
             for stage in self._collecting
         }
         self.watch: Watch | None = None
@@ -90,14 +104,19 @@ class Planner:
         self._passed: Passed = []
         self._unseen = 0
 
-    def begin(self, entering: Sequence[tuple[IntArray, IntArray | None]]) -> LoopPlan:
+    def begin(
+        self,
+        entering: Sequence[tuple[IntArray, IntArray | None]],
+        parts: Mapping[int, int] | None = None,
+    ) -> LoopPlan:
         """A plan that knows of the rows that enter alone.
 
         Args:
             entering: By entry, the columns of the rows that come in there, maybe none, and the
                 lengths of the bundles that they are.
+            parts: As the plan has them.
         """
-        plan = LoopPlan(Numbers(self._values))
+        plan = LoopPlan(Numbers(self._values), parts=parts)
         plan.exits = [[] for _ in range(self._exits)]
         plan.judged = [[] for _ in range(self._losses)]
         for entry, (state, lengths) in zip(self._entries, entering, strict=True):
@@ -144,10 +163,15 @@ class Planner:
             if call.waiting[0]
         ]
         if len(ready) > 1:
-            later = 0
-            for _, (_, reached) in ready:
+            later = behind = 0
+            for _, (_, reached, ever) in ready:
                 later |= reached
-            first = [call for call, (place, _) in ready if not place & later]
+                behind |= ever
+            first = [
+                call
+                for call, (place, *_) in ready
+                if not place & later and not (place & behind and call.rows_waiting() < ENOUGH)
+            ]
             if first:
                 return first
         return [call for call, _ in ready]
@@ -155,8 +179,8 @@ class Planner:
     def _settle(self, plan: LoopPlan) -> None:
         """Let everything but modules do what it can.
 
-        What brings rows together waits for modules that are to be called and send it more: it looks
-        through all that it has whenever some come.
+        What brings rows together waits for modules that are to be called and send it more, now or
+        in another round: it looks through all that it has whenever some come.
         """
         moved = True
         while moved:
@@ -250,15 +274,16 @@ def _by_kin(calls: Sequence[CallStage]) -> list[list[CallStage]]:
     return list(found.values())
 
 
-def _reached_from(start: AbstractStage) -> set[int]:
-    """Stages that rows come to from this one in the same round, by identity."""
+def _reached_from(start: AbstractStage, *, round_again: bool = False) -> set[int]:
+    """Stages that rows come to from this one, by identity: in the same round, or in any."""
     found: set[int] = set()
     stack: list[AbstractStage] = [start]
     while stack:
         stage = stack.pop()
         for way, (target, _) in stage.targets.items():
             reader = target()
-            if way not in stage.back and reader is not None and id(reader) not in found:
+            same = round_again or way not in stage.back
+            if same and reader is not None and id(reader) not in found:
                 found.add(id(reader))
                 stack.append(reader)
     return found

@@ -320,13 +320,15 @@ class Grouped(AbstractValue):
 class Parted(AbstractValue):
     """Rows ``(n, k, ...)`` of a value, their parts rows: part p of row r has number r k + p.
 
-    Attributes:
-        parts: k, once a row has been seen.
+    Args:
+        number: Among the values of the loop.
+        source: The other value.
+        parts: k, as far as it is known; rows that are seen say it again.
     """
 
-    def __init__(self, number: int, source: AbstractValue) -> None:
+    def __init__(self, number: int, source: AbstractValue, parts: int) -> None:
         super().__init__(number)
-        self.source, self.parts = source, 0
+        self.source, self.parts = source, parts
 
     def gather(self, held: AbstractTensors, rows: IntArray) -> Payload:
         k, whose = self.parts, rows // self.parts
