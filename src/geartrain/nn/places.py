@@ -451,6 +451,9 @@ class Places:
         wide = [k for k, (a, b) in enumerate(zip(tail, like.tail, strict=True)) if a != b]
         if any(tail[k] != 1 for k in wide):
             raise Refused
+        if not wide:  # it is what every row has
+            self.add(Op.COPY, out, at)
+            return
         first = len(wide) - 1
         while first and wide[first - 1] == wide[first] - 1:
             first -= 1
