@@ -219,10 +219,17 @@ class Constant:
 @final
 @dataclass(frozen=True, slots=True)
 class HeldValue:
-    """A tensor of a memory, as members read it."""
+    """A tensor of a memory, as members read it.
+
+    Args:
+        number: Of the inputs.
+        tail: Of each member.
+        whole: Whether it holds integers, which name entries of rows.
+    """
 
     number: int
     tail: tuple[int, ...]
+    whole: bool = False
 
 
 @final
