@@ -166,9 +166,7 @@ class DerivedRagged(AbstractRaggedProgram):
             sums = {i: total for i, total in enumerate(memory.sums, first) if total is not None}
         found = self._program.backward(_with_memory(kept, memory), gradients, into, sums)
         if sums is not None:
-            gets = [
-                total if touched.get(i) else None for i, total in enumerate(memory.sums, first)
-            ]
+            gets = [total if touched.get(i) else None for i, total in enumerate(memory.sums, first)]
             memory.held.touch(memory.reached, tuple(gets))
         at = min(call.held)
         return (*found[:at], *found[at + len(call.held) + 1 :])
