@@ -22,9 +22,10 @@ from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.module import NativeKept
 from geartrain.nodes.loop.several import SeveralModule
 from geartrain.nodes.remembering import RememberingRead
+from tests.rigs.bundling import WIDTH, Apart, Asks, Follows, Mixes, Shifts, Sum, Weighs
 from tests.rigs.passes import Order, accumulate, assert_same_gradients
 
-WIDTH = 4
+NAMES = 5
 FEW = Order(max_active=3)
 ORDERS = [FEW, Order(policy="random", seed=3, max_active=2), Order("threads", 2, max_active=3)]
 
@@ -108,75 +109,22 @@ class Point(nn.Module):
         return torch.tanh(self.new(torch.cat([h, read], 1))), -share.gather(1, right[:, None])
 
 
-class Weighs(nn.Module):
-    """The mean of each bundle, weighed, by how many there are."""
+class Copies(nn.Module):
+    """Says names of its own, and those of members; the second number is what it thinks of them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weigh, self.value = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, WIDTH)
+        self.query, self.own = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, NAMES)
 
-    def forward(self, h: Tensor, inside: gt.Inside) -> Tensor:
-        n, to = len(inside.lengths), inside.segment
-        weight = torch.exp(torch.tanh(self.weigh(h)))
-        total = weight.new_zeros(n, 1).index_add(0, to, weight)
-        value = h.new_zeros(n, WIDTH).index_add(0, to, weight * self.value(h))
-        return torch.tanh(value / total) / inside.lengths[:, None]
-
-
-class Asks(nn.Module):
-    """The last member of each bundle asks all of them, by how far off they are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.far = nn.Linear(WIDTH, WIDTH), nn.Embedding(9, WIDTH)
-
-    def forward(self, h: Tensor, inside: gt.Inside) -> Tensor:
-        ends, to = inside.lengths.cumsum(0), inside.segment
-        place = torch.arange(len(h)) - (ends - inside.lengths)[to]
-        last = h[ends - 1]
-        weight = torch.tanh((self.query(last)[to] * h + self.far(place)).sum(1, keepdim=True))
-        return torch.tanh(last + torch.zeros_like(last).index_add(0, to, weight * h))
-
-
-class Mixes(nn.Module):
-    """Each member, and the mean of its bundle, by how many there are; and something of itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.map = nn.Linear(2, 2)
-
-    def forward(self, h: Tensor, inside: gt.Inside) -> tuple[Tensor, Tensor]:
-        n, to = len(inside.lengths), inside.segment
-        total = h.new_zeros(n, 2).index_add(0, to, h)
-        return torch.tanh(self.map(h + (total / inside.lengths[:, None])[to])), h.square()
-
-
-class Follows(nn.Module):
-    """Each member, and the last one of its bundle, among all rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.map = nn.Linear(2, 2)
-
-    def forward(self, h: Tensor, inside: gt.Inside) -> Tensor:
-        last = (inside.lengths.cumsum(0) - 1)[inside.segment]
-        return torch.tanh(self.map(h + h[last]))
-
-
-class Apart(nn.Module):
-    """Sees no bundles."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.map, self.words = nn.Linear(4, 2), nn.Embedding(8, 2)
-
-    def forward(self, h: Tensor, squares: Tensor, turn: Tensor) -> Tensor:
-        return torch.tanh(self.map(torch.cat([h, squares], 1)) + self.words(turn))
-
-
-class Sum(nn.Module):
-    def forward(self, h: Tensor, inside: gt.Inside) -> Tensor:
-        return h.new_zeros(len(inside.lengths), 2).index_add(0, inside.segment, h)
+    def forward(
+        self, h: Tensor, keys: Tensor, values: Tensor, names: Tensor, mask: Tensor, right: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        own = self.own(h)
+        score = (keys * self.query(h)[:, None]).sum(2) + torch.sin(own).gather(1, names)
+        share = score.masked_fill(~mask, -1e9).softmax(1)
+        said = (own.softmax(1) / 2).scatter_add(1, names, share / 2)
+        read = torch.tanh(h + (share[..., None] * values).sum(1))
+        return read, -torch.log(said).sum(1, keepdim=True)
 
 
 def mixing(ends: str = "all") -> Graph:
@@ -198,17 +146,6 @@ def mixing(ends: str = "all") -> Graph:
     else:
         done.through(Sum(), name="sum", inside=True, pool=True).loss(squared)
     return graph
-
-
-class Shifts(nn.Module):
-    """The gradient of its input is that of its output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shift = nn.Parameter(torch.randn(2))
-
-    def forward(self, h: Tensor, inside: gt.Inside) -> Tensor:
-        return h + self.shift
 
 
 def shifting() -> Graph:
@@ -233,14 +170,22 @@ def bundles(n: int = 9) -> list[Instance]:
     return found
 
 
-def pointing(*, decides: bool = False, detached: bool = False, half: bool = False) -> Graph:
+def naming(keys: Tensor, values: Tensor, right: Tensor) -> tuple[Tensor, ...]:
+    """With what members are called, some of them alike."""
+    return keys, values, right // 2
+
+
+def pointing(
+    *, decides: bool = False, detached: bool = False, half: bool = False, names: bool = False
+) -> Graph:
     """A set that is held, and read at each step of a loop."""
     graph = Graph(vertex=("right",))
     held = graph.input("x", bundle=True).through(Halves(), name="encode")
-    held = (held.detach() if detached else held).hold(name="set")
+    held = held.detach() if detached else held
+    held = (held.through(naming, name="naming", read="right") if names else held).hold(name="set")
     steps = graph.loop(name="steps", run="whole")
-    steps.join(held.through(First(), name="first", inside=True, pool=True))
-    new = steps.attend(held, Point(), name="point", read="right")
+    steps.join(held.through(First(), name="first", inside=True, pool=True, take=(0, 1)))
+    new = steps.attend(held, Copies() if names else Point(), name="point", read="right")
     if not half:
         new.through(nn.Identity(), take=1, name="missed").loss(lambda y: y[:, 0])
     state = new.through(nn.Identity(), take=0, name="state")
@@ -303,6 +248,9 @@ CASES: dict[str, tuple[Callable[[], Graph], Callable[[], list[Instance]]]] = {
     "a memory in a loop that decides": (partial(pointing, decides=True), sets),
     "a memory whose gradient nobody wants": (partial(pointing, detached=True), sets),
     "rows without a gradient": (partial(pointing, half=True), sets),
+    "a memory with names": (partial(pointing, names=True), sets),
+    "names, and a gradient that nobody wants": (partial(pointing, names=True, detached=True), sets),
+    "names, and rows without a gradient": (partial(pointing, names=True, half=True), sets),
     "bundles": (bundling, trees),
     "one of a bundle asks the others": (partial(bundling, Asks), trees),
     "bundles answered with bundles": (mixing, bundles),

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from geartrain.native import library
+from geartrain.native.fused import Steps
 from geartrain.nn.derivation import derive
 from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
-from tests.rigs.rowwise import Rowwise, assert_as_autograd, in_c
+from tests.rigs.rowwise import Rowwise, assert_as_autograd, both, in_c
 
-N, D = 7, 6
+N, D, MANY = 7, 6, 900
 LARGE = 1 << 53
 
 
@@ -53,6 +55,35 @@ def test_steps_of_integers_are_what_autograd_says(name: str, dtype: torch.dtype)
         pytest.skip("torch divides integers as float32, which such a program has not")
     module = Rowwise(OF_KINDS[name], D, D).to(dtype)
     assert_as_autograd(module, (torch.randn(N, D, dtype=dtype), KINDS))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("odd", [1, 3])
+def test_many_rows_with_integers_are_taken_in_pieces(
+    odd: int, dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Integers of every row lie beside odd numbers of entries, each where its piece begins."""
+    monkeypatch.setattr(library, "MUCH_WORK", MANY)
+    monkeypatch.setattr(library, "threads_for", lambda work: threads)
+
+    def of_chosen(x: Tensor) -> Tensor:
+        k = x.argmax(1)
+        first = (x[:, :odd] > 0) & (k.unsqueeze(1) == 1)
+        chosen = (k * k - k).clamp(max=3)
+        there = torch.where(first, x[:, 1 : odd + 1], x[:, :odd].sin()).exp()
+        wide = (x.unsqueeze(2) * torch.linspace(-1, 1, 65, dtype=dtype)).tanh().sum(2)
+        return x * (chosen.unsqueeze(1) + there.sum(1, keepdim=True)) + wide
+
+    x = torch.randn(MANY, D, dtype=dtype)
+    found, wanted = both(of_chosen, (x,), (x[:N],))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_room_that_is_lent_has_place_for_slots_that_begin_evenly() -> None:
+    """Of five rows of one and of three entries: room for six and for sixteen."""
+    room = Steps([], [1, 2, 3, 0], torch.float32).room(5)
+    assert room >= 6 + 10 + 16
 
 
 @pytest.mark.parametrize("name", ["lt", "le", "eq", "ne", "ge", "gt"])

@@ -168,6 +168,65 @@ def test_of_several_that_go_to_one_place_torch_says_which_stays() -> None:
     assert not in_c(module, (x, torch.tensor([[1, 1], [0, 2]]).repeat(3, 1)))
 
 
+def _best(x: Tensor, many: int = 2) -> tuple[Tensor, Tensor]:
+    best, which = x.topk(many, -1)
+    return best, which
+
+
+def _masked(x: Tensor) -> Tensor:
+    """Of each row the best, and the others as far off as can be."""
+    best, which = _best(x)
+    return torch.full_like(x, -1e9).scatter(-1, which, best).softmax(-1)
+
+
+def _in_their_place(x: Tensor) -> Tensor:
+    best, which = _best(x, 3)
+    return x.sin().scatter(-1, which, best.exp()) * x
+
+
+def _in_order(x: Tensor) -> Tensor:
+    """Along the axis before the last one."""
+    ordered, which = x.view(len(x), 2, 3).sort(1)
+    return torch.zeros_like(ordered).scatter(1, which, ordered.exp()).flatten(1) * x
+
+
+def _gate(x: Tensor) -> Tensor:
+    best, which = _best(x)
+    return torch.zeros_like(x).scatter(1, which, best.softmax(1)) * x
+
+
+RANKED = {f.__name__: f for f in (_masked, _in_their_place, _in_order, _gate)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", RANKED)
+def test_the_first_of_an_order_go_each_to_a_place_of_its_own(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    assert_close(*both(RANKED[name], [torch.randn(N, 6, dtype=dtype)]))
+
+
+def test_the_first_along_one_axis_may_meet_along_another() -> None:
+    def function(f: Any, x: Tensor) -> Tensor:
+        best, which = f(x).view(len(x), 3, 3).topk(2, 1)
+        return torch.zeros_like(best).scatter(2, which, best)
+
+    assert not in_c(Rowwise(function, 9, 9), (torch.randn(N, 9),))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [1, 0.5])
+def test_products_are_added_with_weights_anywhere(value: float, dtype: torch.dtype) -> None:
+    def function(f: Any, x: Tensor, y: Tensor) -> Tensor:
+        one = torch.addcmul(x, f.bias, y, value=value) + y.addcmul(x, f.bias, value=value)
+        return one + x.addcdiv(f.bias, 2 + y * y, value=value) + torch.addcdiv(f.bias, x, f.bias)
+
+    given = torch.randn(N, 5, dtype=dtype), torch.randn(N, 5, dtype=dtype)
+    module = Rowwise(function, 5, 5).to(dtype)
+    with torch.no_grad():
+        module.map.bias += 2
+    assert_as_autograd(module, given)
+
+
 BUCKETS = [-1.0, -0.5, 0.0, 0.5, 1.0]
 
 

@@ -72,9 +72,28 @@ def test_one_truth_chooses_for_all_of_a_row() -> None:
     assert_as_autograd(Rowwise(function, D, D), (torch.randn(N, D), torch.randn(N, 1)))
 
 
+FOR_ALL: dict[str, Callable[..., Any]] = {
+    "a vector": lambda f, x: (f.bias.expand(len(x), -1), x * 2),
+    "a matrix": lambda f, x: (x.sin(), f.weight.expand(len(x), -1, -1)),
+    "twice": lambda f, x: (f.bias.expand(len(x), -1), f.bias.expand(len(x), -1), x * 1),
+    "what is made of it": lambda f, x: (f.bias.tanh().expand(len(x), D), x * f.weight[0]),
+    "repeated": lambda f, x: (f.bias.repeat(len(x), 1), x.exp()),
+    "repeated, of one row": lambda f, x: (f.weight[:1].repeat(len(x), 2).sin(), f(x)),
+    "always the same": lambda f, x: torch.arange(D).to(x).repeat(len(x), 1) * f(x),
+    "a matrix, repeated": lambda f, x: (f.weight.repeat(len(x), 1, 1).exp(), x.exp()),
+}
+
+
+@pytest.mark.parametrize("name", FOR_ALL)
+def test_rows_begin_with_what_all_have_in_common(name: str) -> None:
+    """As first states do, which are weights."""
+    assert_as_autograd(Rowwise(FOR_ALL[name], D, D), (torch.randn(N, D),))
+
+
 ACROSS: dict[str, Callable[[Tensor], Any]] = {
     "rolled": lambda y: y.roll(1, 0) * 0 + y,
     "backwards": lambda y: y.flip(0) * 0 + y,
+    "repeated": lambda y: y.repeat(2, 1)[: len(y)],
 }
 
 

@@ -423,7 +423,7 @@ def _sorted(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("way", "why"),
     [
-        (_between_members, "in one trace and"),
+        (_between_members, "members of a bundle meet one another: .* in one trace and"),
         (_turned_heads, "^transpose: axes change places$"),
         (_sorted, "sort"),
         (_every_other, "numbers that do not count rows"),

@@ -64,6 +64,20 @@ OF_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+BY_EACH: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "what is left": lambda k, m: k[:, None] % torch.tensor([1, 2, 4, LARGE - 1]),
+    "divided": lambda k, m: torch.stack([k, m], 1) // torch.tensor([7, 3]),
+}
+
+
+@pytest.mark.parametrize("name", BY_EACH)
+def test_several_numbers_divide(name: str) -> None:
+    """As the periods of a clock do."""
+    module = Rowwise(lambda f, x, k, m: (f(x), BY_EACH[name](k, m)), D, D)
+    for k, m in ((KINDS, OTHERS), (HUGE, OTHERS), (-KINDS, HUGE)):
+        assert_as_autograd(module, (torch.randn(N, D), k, m), (torch.randn(N, D), KINDS, OTHERS))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", OF_TWO)
 def test_what_is_reckoned_is_exact(name: str, dtype: torch.dtype) -> None:
@@ -209,7 +223,7 @@ def test_integers_lie_where_they_may_beside_odd_rows_of_numbers() -> None:
     pair = derive(module, given).parts.fused
     assert pair is not None
     steps = pair.forward.form.steps
-    assert not any(wide % 2 for (wide,) in iter_unpack("q", steps._room))
+    assert any(wide % 2 for (wide,) in iter_unpack("q", steps._room))
 
 
 LEFT_TO_TORCH: dict[str, Function] = {
@@ -217,6 +231,11 @@ LEFT_TO_TORCH: dict[str, Function] = {
     "what is left by others": lambda f, x, k, m: (f(x), k % (m + 1)),
     "divided by less than nothing": lambda f, x, k, m: (f(x), k // -1),
     "what is left by less than nothing": lambda f, x, k, m: (f(x), k % -3),
+    "divided by each, one less than nothing": lambda f, x, k, m: (
+        f(x),
+        k[:, None] // torch.tensor([2, -2]),
+    ),
+    "what is left of each": lambda f, x, k, m: (f(x), torch.tensor([5, 7]) % (k[:, None] + 1)),
     "divided towards nothing": lambda f, x, k, m: (f(x), torch.div(k, 2, rounding_mode="trunc")),
     "added up": lambda f, x, k, m: (f(x), torch.stack([k, m], 1).sum(1)),
     "added up so far": lambda f, x, k, m: (f(x), torch.stack([k, m], 1).cumsum(1)),

@@ -47,17 +47,24 @@ def tangents(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(torch.randn(y.shape, generator=rng, dtype=y.dtype) for y in outputs)
 
 
-def check_memory(module: nn.Module, lengths: Sequence[int], width: int) -> None:
-    """A module ``(h, memory, mask)`` of rows that read so many members each, of one memory."""
+def check_memory(
+    module: nn.Module, lengths: Sequence[int], width: int, names: int | None = None
+) -> None:
+    """A module ``(h, memory, mask)`` of rows that read so many members each, of one memory.
+
+    Args:
+        names: The memory has another tensor, of integers below that; None: it has not.
+    """
     n, rng = len(lengths), torch.Generator().manual_seed(3)
     held = torch.randn(sum(lengths) + 3, width, generator=rng)
+    called = () if names is None else (torch.randint(names, (len(held),), generator=rng),)
     each = np.array(lengths)
     starts = np.cumsum(each) - each + 2
     h = torch.randn(n, width, generator=rng)
-    program = RaggedProgram(derive_memory(module, (h,), (held,), 0), Operands(module))
+    program = RaggedProgram(derive_memory(module, (h,), (held, *called), 0), Operands(module))
 
     def run(into: GradientSum) -> tuple[Any, list[Tensor | None]]:
-        ys, kept = program.forward(call_of_memory((h,), 0, (held,), starts, each))
+        ys, kept = program.forward(call_of_memory((h,), 0, (held, *called), starts, each))
         sums = {1: torch.zeros_like(held)}
         back = program.backward(kept, tangents(ys), into, sums)
         return ys, [back[0], sums[1]]
@@ -66,7 +73,8 @@ def check_memory(module: nn.Module, lengths: Sequence[int], width: int) -> None:
     rows = []
     for k, (a, size) in enumerate(zip(starts.tolist(), lengths, strict=True)):  # nothing is padded
         mask = torch.ones(1, size, dtype=torch.bool)
-        rows.append(module(own[k : k + 1], memory[a : a + size][None], mask))
+        some = [x[a : a + size][None] for x in (memory, *called)]
+        rows.append(module(own[k : k + 1], *some, mask))
     assert_as_torch(module, run, [torch.cat(rows)], [own, memory])
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from benchmarks.own.programs.attentive import Attentive
 from benchmarks.own.programs.childsum import ChildSum
 from benchmarks.own.programs.codes import Codes
+from benchmarks.own.programs.copier import Copier
 from benchmarks.own.programs.depths import Depths
 from benchmarks.own.programs.edges import Edges
 from benchmarks.own.programs.exits import Exits
@@ -21,6 +22,7 @@ from benchmarks.own.programs.moe import Moe
 from benchmarks.own.programs.overseen import Overseen
 from benchmarks.own.programs.parser import Parser
 from benchmarks.own.programs.pointer import Pointer
+from benchmarks.own.programs.ponder import Ponder
 from benchmarks.own.programs.program import AbstractProgram
 from benchmarks.own.programs.reader import Reader
 from benchmarks.own.programs.seq2seq import SequenceToSequence
@@ -52,6 +54,8 @@ PROGRAMS: Final[Mapping[str, type[AbstractProgram]]] = {
         Overseen,
         Mesh,
         Codes,
+        Copier,
+        Ponder,
     )
 }
 """All of them by name."""

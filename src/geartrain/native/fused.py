@@ -260,7 +260,8 @@ class Steps:
     Args:
         steps: In order.
         room: By slot the entries a row that it has in between, in memory of the call; 0: the call
-            says where it lies. Integers take as much as two floats.
+            says where it lies. Integers take as much as two floats. What steps write to it has
+            rows of so many: pieces of the rows begin where these do.
         dtype: Of all but row numbers.
     """
 
@@ -281,6 +282,7 @@ class Steps:
         """As calls.inc has it: sizes, then where steps and room lie."""
         self.between = sum(room)
         """Numbers a row that are computed in between."""
+        self._rounded = sum(wide % 2 for wide in room)
 
     def work(self, n: int) -> int:
         """Multiplications, or what takes as long, of n rows."""
@@ -288,9 +290,9 @@ class Steps:
 
     def room(self, n: int) -> int:
         """Numbers that C writes in between, of n rows, on whatever threads it uses."""
-        asked = n * self.between
+        asked, threads = n * self.between, torch.get_num_threads()
         piece = max(LEAST_ROWS * self.between, IN_BETWEEN // self._dtype.itemsize)
-        return asked if asked <= piece else min(asked, piece * torch.get_num_threads())
+        return min(asked, piece * threads) + self._rounded * threads
 
     def run(self, n: int, addresses: Sequence[int]) -> None:
         """Take n rows through it.

@@ -51,6 +51,8 @@ class Way(IntEnum):
     MOST_OVER = auto()
     MOST_OVER_BACK = auto()
     PLACE = auto()
+    ADD_NAMED = auto()
+    TAKE_NAMED = auto()
 
 
 @final

@@ -38,10 +38,12 @@ _SAME: Final = {
     *(aten.lift_fresh.default, aten.lift_fresh_copy.default),
 }
 
+ONCE: Final = "once"
+"""What a node of a scatter has in its meta, if no entry is written twice."""
 _RANKS: Final = (aten.topk.default, aten.sort.default, aten.sort.stable)
 _EVEN: Final = (aten.rand_like.default, aten.rand.default)
 _AXES: Final = (aten.unsqueeze.default, aten.squeeze.dim)
-_ZEROS: Final = (aten.new_zeros.default, aten.zeros.default)
+_ZEROS: Final = (aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default)
 
 
 @final
@@ -190,26 +192,33 @@ class CountedGraph:
                 x.target is aten.clone.default and args[0] in self.inputs and not x.kwargs
             )
             same = same or self._is_constant(x)
-            if x.target is aten.scatter.src and _is_ranked(args[2]) and args[0].target in _ZEROS:
-                x.target = aten.scatter_add.default
+            if x.target is aten.scatter.src and self._is_ranked(args[2], args[1]):
+                x.meta[ONCE] = True
+                if args[0].target in _ZEROS:
+                    x.target = aten.scatter_add.default
             twice = _is_turned_back(x)
             if same or twice:
                 x.replace_all_uses_with(args[0].args[0] if twice else args[0])
                 self.graph.erase_node(x)
+
+    def _is_ranked(self, x: fx.Node, dim: int) -> bool:
+        """Whether it says which entries of an axis come first in an order: none of them twice."""
+        index = x
+        while x.target in VIEWS or x.target in _AXES:
+            x = cast("fx.Node", x.args[0])
+        args: Any = x.args
+        if x.target is not operator.getitem or args[0].target not in _RANKS or args[1] != 1:
+            return False
+        rank, found = args[0], len(self.shapes[x])
+        own = rank.args[2:3] if rank.target is aten.topk.default else rank.args[1:2]
+        (along,) = own or (rank.kwargs.get("dim", -1),)
+        return x is not index or along % found == dim % found
 
     def _is_constant(self, x: fx.Node) -> bool:
         """Whether it is a view of a constant as it is."""
         source: Any = x.args[0] if x.target in VIEWS else None
         known = source is not None and source.op == "get_attr"
         return known and self.shapes[x] == self.shapes[source]
-
-
-def _is_ranked(x: fx.Node) -> bool:
-    """Whether it says which entries come first in an order: none of them twice."""
-    while x.target in VIEWS or x.target in _AXES:
-        x = cast("fx.Node", x.args[0])
-    args: Any = x.args
-    return x.target is operator.getitem and args[0].target in _RANKS and args[1] == 1
 
 
 def _is_turned_back(x: fx.Node) -> bool:

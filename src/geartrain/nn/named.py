@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from geartrain.native.fused import At, Op
+from geartrain.nn.counted import ONCE
 from geartrain.nn.pieces import axis_of
 from geartrain.nn.places import LARGEST, Like, Places, Refused, Value, like_of
 
@@ -76,12 +77,13 @@ def gather(places: Places, x: fx.Node) -> None:
 
 
 def scatter(places: Places, x: fx.Node) -> None:
-    """Of zeros, what goes by number to entries of an axis, added up."""
+    """Of zeros, what goes by number to entries of an axis, added up; or in place of what there was,
+    where no two go to one entry."""
     args: Any = x.args
     zeros, dim, index, source = args
     came = places.value(source)
     some, many, inner = _named(like_of(x), like_of(index), dim)
-    alone = x.target is aten.scatter_add.default or some == 1  # else one of several goes there
+    alone = x.target is aten.scatter_add.default or some == 1 or x.meta.get(ONCE, False)
     if x.kwargs or not alone or came.like.tail != like_of(index).tail or not came.like.rows:
         raise Refused
     numbers, sizes = _numbers(places, index, inner), (some, many, inner)

@@ -139,6 +139,26 @@ def _matmul(input: Tensor, other: Tensor) -> Tensor:
     return (input * other).sum(-1) if alone else torch.matmul(input, other)
 
 
+def _add_product(
+    input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1, **how: Any
+) -> Tensor:
+    """Whose gradient does not begin with a weight and a number."""
+    if how:
+        return torch.addcmul(input, tensor1, tensor2, value=value, **how)
+    product = tensor1 * tensor2
+    return input + (product if value == 1 else product * value)
+
+
+def _add_quotient(
+    input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1, **how: Any
+) -> Tensor:
+    """Likewise."""
+    if how:
+        return torch.addcdiv(input, tensor1, tensor2, value=value, **how)
+    quotient = tensor1 / tensor2
+    return input + (quotient if value == 1 else quotient * value)
+
+
 OTHERWISE: Final[Mapping[Any, Callable[..., Tensor]]] = {
     torch.matmul: _matmul,
     torch.Tensor.matmul: _matmul,
@@ -150,4 +170,8 @@ OTHERWISE: Final[Mapping[Any, Callable[..., Tensor]]] = {
     Tensor.prod: _product,
     torch.cumprod: _product_so_far,
     Tensor.cumprod: _product_so_far,
+    torch.addcmul: _add_product,
+    Tensor.addcmul: _add_product,
+    torch.addcdiv: _add_quotient,
+    Tensor.addcdiv: _add_quotient,
 }

@@ -121,7 +121,6 @@ class Places:
     Attributes:
         argument: Which argument a placeholder is.
         homes: Nodes with a place of their own: results, but integers, and what is kept.
-        reckons: Whether there are integers between steps.
         made: Tensors that a call makes.
         given, weights: What steps read of arguments, and of operands in products: which, whether
             turned, and which columns.
@@ -168,7 +167,6 @@ class Places:
         self._within: dict[fx.Node, tuple[fx.Node, int]] = {}
         self._converted: dict[tuple[At, int], At] = {}
         self._integers: dict[fx.Node, Value] = {}
-        self.reckons = False
 
     def given_as(
         self, order: Sequence[fx.Node | None], columns: Mapping[fx.Node, int], width: int
@@ -453,6 +451,9 @@ class Places:
         wide = [k for k, (a, b) in enumerate(zip(tail, like.tail, strict=True)) if a != b]
         if any(tail[k] != 1 for k in wide):
             raise Refused
+        if not wide:  # it is what every row has
+            self.add(Op.COPY, out, at)
+            return
         first = len(wide) - 1
         while first and wide[first - 1] == wide[first] - 1:
             first -= 1
@@ -494,7 +495,6 @@ class Places:
         """Room for integers, which nobody else gets: what has been made of them stays theirs."""
         if not like.rows or not like.width:
             raise Refused
-        self.reckons = True
         slot = self.slot(like.width * torch.int64.itemsize // self.dtype.itemsize)
         return Value(At(slot, 0, like.width), replace(like, dtype=torch.int64), whole=True)
 

@@ -3,7 +3,8 @@
     int64 of arguments, truths, counts ─► sums, products, remainders, one of two ─► int64
                                               ─► outputs, row numbers, numbers where they meet such
 
-Divided is by a number above 0 alone: torch raises an error for 0, and C knows no such number.
+Divided is by what is always the same and above 0: torch raises an error for 0, and C knows no such
+number.
 """
 
 from __future__ import annotations
@@ -67,12 +68,17 @@ def _written(places: Places, x: fx.Node, how: Reckoning, a: Any, b: Any) -> Valu
     (at, _), (other, number) = (_operand(places, y, like) for y in (a, b))
     if at is None:
         raise Refused
-    if how in _DIVIDING and (other is not None or number < 1):
+    if how in _DIVIDING and not (number >= 1 if other is None else _above_none(places, b)):
         raise Refused
     out = places.out_of_integers(x)
     read = [at] if other is None else [at, other]
     places.add(Op.RECKON, out, *read, many=number, inner=int(how))
     return out
+
+
+def _above_none(places: Places, x: fx.Node) -> bool:
+    """Whether it is always the same integers, above 0."""
+    return places.is_constant(x) and int(places.constant(x, torch.int64)[1].min()) >= 1
 
 
 def _by_number(how: Reckoning, number: int) -> Callable[[Places, fx.Node], Value]:
@@ -165,7 +171,7 @@ _OF_TWO: Final[Mapping[Any, Reckoning]] = {
     **dict.fromkeys((aten.minimum.default, aten.clamp_max.default), Reckoning.LOWER),
     **dict.fromkeys((aten.maximum.default, aten.clamp_min.default), Reckoning.UPPER),
     aten.floor_divide.default: Reckoning.DIVIDED,
-    aten.remainder.Scalar: Reckoning.LEFT,
+    **dict.fromkeys((aten.remainder.Scalar, aten.remainder.Tensor), Reckoning.LEFT),
 }
 CONSTANTS: Final[Mapping[Any, Callable[[Sequence[Any]], Any]]] = {
     **dict.fromkeys((aten.zeros_like.default, aten.new_zeros.default), lambda args: 0),

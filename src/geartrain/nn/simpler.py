@@ -350,10 +350,14 @@ def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor 
 
 
 def _repeat(x: Tensor, repeats: Sequence[int]) -> Tensor | None:
-    if len(repeats) != x.ndim or repeats[0] != 1:
-        return None
+    for _ in range(len(repeats) - x.ndim):
+        x = x.unsqueeze(0)
+    if repeats[0] != 1:  # what all rows have in common, for each of them
+        if x.shape[0] != 1:
+            return None
+        x = x.expand(repeats[0], *x.shape[1:])
     for dim, times in enumerate(repeats):
-        if times != 1:
+        if dim and times != 1:
             shape = list(x.shape)
             many = x.unsqueeze(dim).expand([*shape[:dim], times, *shape[dim:]])
             shape[dim] *= times

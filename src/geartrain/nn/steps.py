@@ -173,11 +173,9 @@ def _routine(
             places.release(y)
     if places.weighed > MOST_WEIGHTS:
         raise Refused("its weights are large")
-    # With integers in between, every slot begins where one may lie.
-    room = [wide + wide % 2 for wide in places.room] if places.reckons else places.room
     return Routine(
-        Steps(places.steps, room, places.dtype),
-        len(room),
+        Steps(places.steps, places.room, places.dtype),
+        len(places.room),
         places.dtype,
         [(k, slot) for k, slot, *_ in places.given if k < places.operands],
         [(*weight, slot) for weight, slot in places.weights.items()],

@@ -159,7 +159,7 @@ class AbstractLowering(ABC):
         if what == "mask":
             return Constant(1.0)
         if what == "held":
-            return HeldValue(k, self.like(x).tail)
+            return HeldValue(k, self.like(x).tail, x.meta.get("dtype") is torch.int64)
         if what == "ints":
             return CountedRows(x)
         return self._whole(x, Buffer(0, 0, False, "given", k))
@@ -237,6 +237,8 @@ class AbstractLowering(ABC):
         return out
 
     def _recalled(self, held: HeldValue, *, late: bool) -> RaggedValue:
+        if held.whole:
+            raise Refused("integers of a memory are computed with")
         drafts = self.drafts(late=late)
         found = drafts.held.get(held.number)
         if found is None:

@@ -166,7 +166,7 @@ class DerivedRagged(AbstractRaggedProgram):
             sums = {i: total for i, total in enumerate(memory.sums, first) if total is not None}
         found = self._program.backward(_with_memory(kept, memory), gradients, into, sums)
         if sums is not None:
-            gets = [total if touched.get(i) else None for i, total in sums.items()]
+            gets = [total if touched.get(i) else None for i, total in enumerate(memory.sums, first)]
             memory.held.touch(memory.reached, tuple(gets))
         at = min(call.held)
         return (*found[:at], *found[at + len(call.held) + 1 :])
@@ -413,7 +413,8 @@ def _by_program(
         program.backward(kept, outputs, into, None)
         return
     outputs, kept = program.memory(inputs, memory)
-    sums = {i: torch.zeros_like(x) for i, x in kept.call.held.items()}
+    floats = {i: x for i, x in kept.call.held.items() if x.is_floating_point()}
+    sums = {i: torch.zeros_like(x) for i, x in floats.items()}
     program._program.backward(kept, outputs, into, sums)
 
 

@@ -165,8 +165,8 @@ def derive_memory(
     counts = TraceCounts((_ROWS, (12, 35), _NEVER, _NEVER), _PADDED)
     roles = ["given" if x.is_floating_point() else "ints" for x in samples[0]]
     for k in range(at, at + len(held)):
-        if roles[k] != "given":
-            raise GraphError("its memory holds integers")
+        if roles[k] != "given" and samples[0][k].dtype is not torch.int64:
+            raise GraphError(f"its memory holds {samples[0][k].dtype}")
         roles[k] = "held"
     roles[at + len(held)] = "mask"
     work = _RaggedDerivation(function, arguments, samples, counts, roles, None)
@@ -336,10 +336,11 @@ class _RaggedDerivation:
         with torch.no_grad():
             outputs, kept = program.forward(call)
             dys = tuple([torch.randn_like(y) for y in outputs])
-            sums = {i: torch.zeros_like(x) for i, x in call.held.items()}
+            floats = {i: x for i, x in call.held.items() if x.is_floating_point()}
+            sums = {i: torch.zeros_like(x) for i, x in floats.items()}
             found = list(program.backward(kept, dys, into, sums))
         leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
-        sources = {i: x.detach().clone().requires_grad_() for i, x in call.held.items()}
+        sources = {i: x.detach().clone().requires_grad_() for i, x in floats.items()}
         operands = [x.detach().clone().requires_grad_(learns(x)) for x in tensors]
         with torch.enable_grad():
             given = list(leaves)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -262,13 +263,54 @@ def _of_each(low: AbstractLowering, index: Any, dim: int, of: Axes) -> Buffer | 
     return low.ints(found[0]) if found is not None and single and dim == 1 and padded else None
 
 
+def _names(low: AbstractLowering, index: Any, dim: int, of: Axes) -> RaggedValue | None:
+    """Integers of a memory that name an entry of its row for each member; None: they are none."""
+    known = low.values.get(index)
+    if not isinstance(known, HeldValue) or not known.whole or math.prod(known.tail) != 1:
+        return None
+    if (of.kind, of.times, of.lead, len(of.tail)) != (BUNDLES, 1, 1, 1) or dim not in (1, -1):
+        raise Refused("integers of a memory name other than entries of a row")
+    return RaggedValue(low.held(known.number, 1), 0, 1, HELD, 1, ())
+
+
+def _by_name(
+    low: AbstractLowering,
+    way: Way,
+    out: RaggedValue,
+    value: RaggedValue,
+    names: RaggedValue,
+    many: int,
+    *,
+    late: bool,
+) -> None:
+    low.step(
+        way,
+        out,
+        value,
+        names,
+        kind=BUNDLES,
+        source=HELD,
+        inside=True,
+        cells=low.cells,
+        width=1,
+        many=many,
+        late=late,
+    )
+
+
 def _gather(low: AbstractLowering, x: fx.Node) -> None:
-    """One member of each bundle, or rows by number."""
+    """One member of each bundle, rows by number, or entries by name."""
     args: Any = x.args
     source, dim, index = args[:3]
     like, late = low.like(x), low.late(x)
     if dim == 0:
         _take(low, x, source, index)
+        return
+    names = _names(low, index, dim, low.like(source))
+    if names is not None:
+        value, out = low.whole(source, late=late), low.room(like, late=late)
+        _by_name(low, Way.TAKE_NAMED, out, value, names, value.width, late=late)
+        low.values[x] = out
         return
     of = low.like(source)
     ints = _of_each(low, index, dim, of)
@@ -303,6 +345,13 @@ def _scatter(low: AbstractLowering, x: fx.Node) -> None:
     like, late = low.like(x), low.late(x)
     if dim == 0:
         _add_at(low, x, base, index, source)
+        return
+    names = _names(low, index, dim, like)
+    if names is not None:
+        value, out = low.whole(source, late=late), low.room(like, late=late)
+        low.plain(Op.COPY, out, low.full(low.fit(base, like, late=late), late=late), late=late)
+        _by_name(low, Way.ADD_NAMED, out, value, names, like.width, late=late)
+        low.values[x] = out
         return
     ints, begun = _of_each(low, index, dim, like), low.values.get(base)
     value = low.whole(source, late=late)

@@ -152,9 +152,10 @@ class TraceCounts:
             if j == 1 and (small[0], large[0]) == self.padded:
                 if self.of(small[1], large[1]) == (BUNDLES, 1):
                     return Axes(MEMBERS, 1, tail, PADDED, SWAPPED)
-        raise Refused(
-            f"a tensor of shape {tuple(small)} in one trace and {tuple(large)} in another"
-        )
+        shapes = f"a tensor of shape {tuple(small)} in one trace and {tuple(large)} in another"
+        pairs = list(zip(small, large, strict=True))
+        met = self.padded is not None and pairs.count(self.padded) > 1
+        raise Refused(f"members of a bundle meet one another: {shapes}" if met else shapes)
 
 
 @final
@@ -219,10 +220,17 @@ class Constant:
 @final
 @dataclass(frozen=True, slots=True)
 class HeldValue:
-    """A tensor of a memory, as members read it."""
+    """A tensor of a memory, as members read it.
+
+    Args:
+        number: Of the inputs.
+        tail: Of each member.
+        whole: Whether it holds integers, which name entries of rows.
+    """
 
     number: int
     tail: tuple[int, ...]
+    whole: bool = False
 
 
 @final
