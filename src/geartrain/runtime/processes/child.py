@@ -358,8 +358,8 @@ class _Work:
 
     def _fire(self) -> None:
         start = time.perf_counter()
-        self._idle.worked()
         firing = self._state.fire()
+        self._idle.fired(letters=bool(firing.taken))
         self._notes[0] = BETWEEN
         end = time.perf_counter()
         self._add(firing, start, end)
