@@ -11,7 +11,7 @@ from torch import nn
 from geartrain.native import operations, sums
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.products import outer_suits
-from geartrain.nodes.slot import Slot
+from geartrain.nodes.slot import Slot, summed
 
 THREADS = torch.get_num_threads()
 
@@ -87,3 +87,39 @@ def test_what_is_multiplied_ahead_is_counted_once() -> None:
         into.multiply()
     assert counted.operations == 2 * 5 * 48 * 33
     assert torch.equal(into.take(weight), torch.full((48, 33), 5.0))
+
+
+@pytest.mark.parametrize("asked", ["all", "one"])
+def test_what_has_been_multiplied_is_not_looked_at_again_until_something_may_be_added(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+
+    def seen(slots: list[Slot]) -> float | None:
+        looked.append(len(slots))
+        return summed(slots)
+
+    monkeypatch.setattr("geartrain.nodes.gradient.summed", seen)
+    weight, bias = nn.Parameter(torch.zeros(48, 33)), nn.Parameter(torch.zeros(48))
+    into, wanted = GradientSum([weight, bias]), [weight, bias] if asked == "all" else [weight]
+    with torch.no_grad():
+        for _ in range(2):
+            into.add_product(weight, torch.full((5, 48), 2.0), torch.ones(5, 33))
+            into.add_sum(bias, torch.ones(5, 48))
+            with into.multiplied():
+                looked.clear()
+                found, squares = into.take_each(wanted)
+            known = sums.may_sum(torch.float32) and len(wanted) == 2
+            assert len(looked) == (0 if known else 1)
+            assert found[0] is not None and torch.equal(found[0], torch.full((48, 33), 10.0))
+            assert squares is None or squares == sum(
+                float((x**2).sum()) for x in found if x is not None
+            )
+            into.take(bias)
+        into.add_product(weight, torch.ones(5, 48), torch.ones(5, 33))
+        with into.multiplied():
+            pass
+        into.add(weight, torch.ones(48, 33))
+        found, squares = into.take_each([weight, bias])
+    assert found[0] is not None and torch.equal(found[0], torch.full((48, 33), 6.0))
+    assert squares is None or squares == float((found[0] ** 2).sum())

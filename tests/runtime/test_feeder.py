@@ -12,6 +12,8 @@ from geartrain.engine.engine import Engine
 from geartrain.engine.settings import Settings
 from geartrain.errors import DataError
 from geartrain.frames.instance import InOrder, Instance
+from geartrain.frames.packed import Packed
+from geartrain.frames.packer import Packer
 from geartrain.graph.graph import Graph
 from geartrain.runtime.base import Feeder
 
@@ -33,14 +35,14 @@ def rows(bad: int | None = None, width: int = 2) -> list[Instance]:
     ]
 
 
-def fed(feeder: Feeder, ready: Engine) -> list[int]:
+def fed(feeder: Feeder, ready: Engine, most: int = 50) -> list[int]:
     """What is admitted, every instance finishing at once."""
     found: list[int] = []
     while (out := feeder.admit(ready)) is not None:
         for delivery in out.deliveries:
             found += [int(v) for v in delivery.batch.payload[0][:, 0]]
             out.answered.append(delivery.batch.state[0])
-        assert ready.controller.active <= 50
+        assert ready.controller.active <= most
         ready.controller.settle(out)
     return found
 
@@ -51,6 +53,22 @@ def test_a_list_is_fed_in_its_order_whatever_the_blocks(width):
     feeder = Feeder(InOrder(rows(width=width), order))
     assert fed(feeder, engine()) == order
     assert (feeder.taken, feeder.source_ended) == (N, True)
+
+
+@pytest.mark.parametrize(
+    ("together", "blocks"), [(4, [4, 16, 64, 216]), (50, [50, 200, 50]), (300, [300])]
+)
+def test_the_first_instances_wait_for_few_others(together, blocks, monkeypatch):
+    packed: list[int] = []
+    pack = Packer.pack
+
+    def seen(self: Packer, instances: list[Instance]) -> Packed:
+        packed.append(len(instances))
+        return pack(self, instances)
+
+    monkeypatch.setattr(Packer, "pack", seen)
+    assert fed(Feeder(InOrder(rows(), range(N))), engine(together), together) == [*range(N)]
+    assert packed == blocks
 
 
 def test_what_is_left_of_a_list_is_known_and_of_what_is_none_it_is_not():

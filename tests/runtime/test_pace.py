@@ -54,10 +54,10 @@ def whole(workers: int) -> Pace:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 8])
-def test_many_workers_tell_of_progress_as_often_together_as_two(workers: int) -> None:
+def test_many_workers_tell_of_progress_as_often_together_as_one(workers: int) -> None:
     pace = whole(workers)
     pace.told(10.0)
-    between = SLOW_S * max(1.0, workers / 2)
+    between = SLOW_S * workers
     assert pace.progress_s == pytest.approx(between)
     assert not pace.due(10.0 + 0.9 * between, matters=True, firings=1)
     assert pace.due(10.0 + 1.1 * between, matters=True, firings=1)

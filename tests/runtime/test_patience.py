@@ -9,5 +9,9 @@ def test_nobody_waits_at_the_end_of_a_pass_and_each_does_in_the_middle():
     patience.asked()
     assert patience.seconds == 0.0  # for all rounds of the end, not the first alone
     assert patience.seconds == 0.0
-    patience.worked()
+    patience.fired(letters=True)
+    assert patience.seconds == 0.0  # what was left of an update has come
+    patience.fired(letters=False)
+    assert patience.seconds == IDLE_S
+    patience.fired(letters=True)
     assert patience.seconds == IDLE_S

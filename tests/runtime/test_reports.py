@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 
 from geartrain.engine.worker import Firing
 from geartrain.parts.trained import StepTaken
-from geartrain.runtime.processes.messages import Names, Report
+from geartrain.runtime.processes.child import _Work
+from geartrain.runtime.processes.messages import Kind, Names, Report, record_to_named
+from geartrain.runtime.processes.pace import Pace
+from geartrain.transport.record import Record
 
 
 def test_a_report_comes_as_it_was_sent() -> None:
@@ -29,6 +38,48 @@ def test_a_report_comes_as_it_was_sent() -> None:
     assert [x.tolist() for x in found.out.answered] == [[4, 2]]
     assert [x.tolist() for x in found.out.spawned] == [[1]]
     assert [(port, x.tolist()) for port, x in found.out.rounds] == [((5, 0), [3, 3])]
+
+
+class Line:
+    """Of a worker: what it sends, by message."""
+
+    def __init__(self) -> None:
+        self.messages: list[list[str]] = []
+        self._together = False
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        self.messages.append([])
+        self._together = True
+        yield
+        self._together = False
+
+    def send(self, to: int, record: Record) -> None:
+        what = "report" if record.kind == Kind.REPORT else record_to_named(record)[0]
+        if not self._together:
+            self.messages.append([])
+        self.messages[-1].append(what)
+
+
+def test_progress_goes_in_one_message_with_a_report_and_no_more_often_than_it_is_told_of() -> None:
+    line, pace = Line(), Pace(None)
+    worker: Any = SimpleNamespace(
+        transport=line,
+        _pace=pace,
+        _names=Names([], ["p"]),
+        _pulse=dict,
+        _report=Report(),
+        _pulsed_s=0,
+    )
+    worker._sent, worker._parent = [0], 0
+    worker._send = partial(_Work._send, worker)
+    _Work._send_report(worker)
+    assert not line.messages  # there is nothing to tell
+    for _ in range(2):
+        worker._report.steps = [(StepTaken("p", 1, 1), 0.5)]
+        _Work._send_report(worker)
+        assert not worker._report
+    assert line.messages == [["report", "pulse"], ["report"]] and worker._sent == [3]
 
 
 def _plain(firing: Firing) -> tuple[object, ...]:

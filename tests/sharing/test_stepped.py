@@ -13,10 +13,12 @@ from torch import nn
 
 from geartrain.errors import NonFiniteError, TransportError
 from geartrain.frames.tables import look_up
+from geartrain.native import sums
 from geartrain.native.steps import AdamStep, AdamTensors
+from geartrain.nodes.slot import summed
 from geartrain.parts.optimizers import FusedAdagrad, FusedAdam
 from geartrain.parts.part import PartState
-from geartrain.parts.rules import Rules
+from geartrain.parts.rules import Clip, Rules
 from geartrain.parts.triggers import Instances
 from geartrain.sharing.arrivals import AGES, GRADIENT
 from geartrain.sharing.letters import Letter
@@ -86,6 +88,16 @@ class Workers:
     def sees(self, k: int) -> list[float]:
         """The weights that its nodes compute with."""
         return self.shares[k].module.weight.detach().flatten().tolist()
+
+
+def begun(weights: list[nn.Parameter], lr: float) -> FusedAdam:
+    """It remembers something, which is nothing yet."""
+    optimizer = FusedAdam(weights, lr, (0.0, 0.0))
+    for p in weights:
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
 
 
 def linear(*, once: bool = False, **rules) -> Workers:
@@ -179,15 +191,6 @@ def test_sums_that_lie_in_two_places_by_turns_are_looked_at_once_each(
         made.append(AdamStep(tensors))
         return made[-1]
 
-    def begun(weights: list[nn.Parameter], lr: float) -> FusedAdam:
-        """It remembers something, which is nothing yet."""
-        optimizer = FusedAdam(weights, lr, (0.0, 0.0))
-        for p in weights:
-            p.grad = torch.zeros_like(p)
-        optimizer.step()
-        optimizer.zero_grad()
-        return optimizer
-
     monkeypatch.setattr("geartrain.parts.optimizers.AdamStep", make)
     both = linear(optimizer=partial(begun, lr=0.1))
     weight, places = both.parts[0].parameters[0], set()
@@ -198,6 +201,25 @@ def test_sums_that_lie_in_two_places_by_turns_are_looked_at_once_each(
         places.add(buffer.data_ptr())
     assert both.board[0] == 6 and float(both.common[0]) == pytest.approx(-0.6)
     assert len(places) == len(made) == 2
+
+
+def test_while_a_worker_has_the_lock_it_hands_over_what_has_been_looked_at(monkeypatch) -> None:
+    """Gradients are read once, before, and not again for their norm."""
+    rules = Rules(optimizer=partial(begun, lr=0.1), clip=Clip(norm=1.0), update_every=1)
+    both = Workers(nn.Linear(16, 16), rules)
+    held: list[bool] = []
+
+    def seen(slots) -> float | None:
+        held.append(both.lock.held)
+        return summed(slots)
+
+    monkeypatch.setattr("geartrain.nodes.gradient.summed", seen)
+    for _ in range(3):
+        both.add(0)
+    if sums.may_sum(torch.float32):
+        assert held == [False] * 3 and both.board[0] == 3
+    moments = [x["exp_avg"] for x in both.parts[0].optimizer.state.values()]
+    assert float(torch.cat([x.flatten() for x in moments]).norm()) == pytest.approx(1.0)  # clipped
 
 
 def test_staleness_is_that_of_the_version_that_rows_saw() -> None:

@@ -105,6 +105,7 @@ class GradientSum:
         "_looked_up",
         "_looks_ahead",
         "_slots",
+        "_squares",
         "_updates",
     )
 
@@ -119,6 +120,7 @@ class GradientSum:
         self._looked_up: dict[tuple[object, ...], tuple[Lookup, sums.SumsById]] = {}
         self._looks_ahead = False
         self._computed: dict[Hashable, _Computed] = {}
+        self._squares: float | None = None  # of all entries, as long as nothing is added
 
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
         return parameter in self._slots
@@ -595,16 +597,26 @@ class GradientSum:
         for slot in self._slots.values():
             slot.forget()
 
-    def multiply(self) -> None:
-        """Multiply and add up what waits: the next ``take`` has nothing to do but to hand over."""
+    @contextmanager
+    def multiplied(self) -> Iterator[None]:
+        """What waits is multiplied and added up, and nothing is added meanwhile: a ``take`` has
+        nothing to do but to hand over."""
+        self._squares = self.multiply()
+        try:
+            yield
+        finally:
+            self._squares = None
+
+    def multiply(self) -> float | None:
+        """Multiply and add up what waits; the sum of the squares of all entries, if it is known."""
         with Unrecorded():
             self.settle()
             slots = [each for slot in self._slots.values() for each in (*slot.parts.values(), slot)]
-            if not operations.listening:
-                summed(slots)
+            squares = None if operations.listening else summed(slots)
             for each in slots:
                 self._multiply_waiting(each)
                 each.add_up_waiting()
+        return squares
 
     def take(self, parameter: torch.nn.Parameter) -> Tensor | None:
         """The sum so far (None if nothing came); the next addition starts anew.
@@ -635,7 +647,9 @@ class GradientSum:
             if slot.parts:
                 slots = [*(part for slot in slots for part in slot.parts.values()), *slots]
                 break
-        squares = None if operations.listening else summed(slots)
+        squares, self._squares = self._squares, None
+        if squares is None or len(slots) != len(self._slots):
+            squares = None if operations.listening else summed(slots)
         slots = self._asked[1]
         return [self._take(slot) for slot in slots], squares
 

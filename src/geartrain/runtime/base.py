@@ -304,8 +304,9 @@ class PackedAhead:
     """Instances of a list, packed some way ahead of their admission.
 
     A block holds as many instances as are wanted, and once their bytes are known, up to 1024 of
-    1 MiB together. One that cannot be packed is left to be taken instance by instance, so that an
-    error comes with the instance that it is about.
+    1 MiB together; the first ones fewer, as those who begin with them wait. One that cannot be
+    packed is left to be taken instance by instance, so that an error comes with the instance that
+    it is about.
 
     Args:
         instances: Taken in their order.
@@ -353,7 +354,8 @@ class PackedAhead:
             except (DataError, TypeError, ValueError) as error:
                 log.debug("%d instances are admitted singly: %s", places.size, error)
             else:
-                self._size = min(_BLOCK, _BLOCK_BYTES * len(packed) // max(1, packed.nbytes()))
+                many = _BLOCK_BYTES * len(packed) // max(1, packed.nbytes())
+                self._size = min(_BLOCK, many, _GROWS * len(packed))
                 return packed
         self.loose = places.size
         return None
@@ -375,6 +377,7 @@ def threads_each(kind: str, workers: int, kernel_threads: int | None) -> int:
 
 
 _BLOCK = 1024  # instances
+_GROWS = 4  # so many times the block before, at most
 _BLOCK_BYTES = 1 << 20
 
 

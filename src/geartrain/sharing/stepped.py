@@ -17,8 +17,8 @@ stepped so if a step is known to read and write nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import final
 
 import numpy as np
@@ -178,34 +178,31 @@ class SteppedShare(AbstractAhead, PublishedShare):
     def _settle(
         self, tensors: Tensors, versions: IntArray, lengths: IntArray, instances: int
     ) -> None:
-        self._part.gradient.multiply()
-        with self._lock:
+        # Nothing waits for this worker while it multiplies.
+        multiplied = nullcontext() if tensors else self._part.gradient.multiplied()
+        with multiplied, self._lock:
             self._part.version = int(self._board[0])
             super()._settle(tensors, versions, lengths, instances)
 
     def _step(self) -> None:
         seen = self.version
-        with self._in_common():
+        self.gradient.settle()
+        self._lay(self._common)
+        try:
             super()._step()
+        finally:
+            self._lay(self._own)
         # Several steps may come one after the other: what they have made is copied once.
         self.version, now = seen, self._part.version
         self._unseen |= now != self._board[0]
         self._board[0] = now
 
-    @contextmanager
-    def _in_common(self) -> Iterator[None]:
-        """The part's weights are those that all have."""
-        self.gradient.settle()
-        for p, x in zip(self._copied, self._common, strict=True):
+    def _lay(self, tensors: Sequence[Tensor]) -> None:
+        """The part's weights are these: those that all have, or this worker's."""
+        for p, x in zip(self._copied, tensors, strict=True):
             p.data = x
-        try:
-            yield
-        finally:
-            for p, x in zip(self._copied, self._own, strict=True):
-                p.data = x
 
     def leave_pass(self) -> None:
         """The pass is over: the part is what all have."""
-        for p, x in zip(self._copied, self._common, strict=True):
-            p.data = x
+        self._lay(self._common)
         self._part.version = int(self._board[0])

@@ -194,7 +194,9 @@ class _Work:
         self._notes[0] = BETWEEN
         try:
             self._gather()
-            self._waiting = Waiting(time.perf_counter())
+            now = self._pulsed_s = time.perf_counter()
+            self._waiting = Waiting(now)
+            self._pace.told(now)  # there is nothing to tell of yet
             while not self._over:
                 self._hear()
                 if not self._over and self._state.ready:
@@ -358,8 +360,8 @@ class _Work:
 
     def _fire(self) -> None:
         start = time.perf_counter()
-        self._idle.worked()
         firing = self._state.fire()
+        self._idle.fired(letters=bool(firing.taken))
         self._notes[0] = BETWEEN
         end = time.perf_counter()
         self._add(firing, start, end)
@@ -422,14 +424,18 @@ class _Work:
         report.out.add(out)
 
     def _send_report(self) -> None:
-        if self._report:
-            self._send(self._report.to_record(self._names))
-            self._report = Report()
-            now = time.perf_counter()
-            self._pace.told(now)
-            if now - self._pulsed_s > self._pace.progress_s:
-                self._pulsed_s = now
-                self._send(named_to_record("pulse", self._pulse(), {}))
+        if not self._report:
+            return
+        report, self._report = self._report.to_record(self._names), Report()
+        now = time.perf_counter()
+        self._pace.told(now)
+        if now - self._pulsed_s <= self._pace.progress_s:
+            self._send(report)
+            return
+        self._pulsed_s = now
+        with self.transport.together():  # the parent is woken once
+            self._send(report)
+            self._send(named_to_record("pulse", self._pulse(), {}))
 
     def _send(self, record: Record, to: int | None = None) -> None:
         to = self._parent if to is None else to

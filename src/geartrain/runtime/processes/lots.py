@@ -19,7 +19,8 @@ from geartrain.frames.message import Forward, IntArray, join_arrays
 from geartrain.runtime.processes.messages import admitted_to_record, lot_to_record
 from geartrain.transport.record import Record
 
-_LOT_S: Final = 0.1  # of a worker's time
+_LOT_S: Final = 0.25  # of a worker's time
+_KNOWN_S: Final = 0.1  # of a pass, until it is known how many that are
 _MOST: Final = 1024  # instances
 
 
@@ -32,8 +33,8 @@ def worth_a_lot(finished: int, seconds: float, left: int, workers: int) -> int:
         left: That are still to come.
         workers: How many.
     """
-    each = finished / (workers * max(seconds, _LOT_S))  # a second, of one worker
-    return min(int(each * _LOT_S), left // (2 * workers), _MOST)
+    each = finished / (workers * max(seconds, _KNOWN_S))  # a second, of one worker
+    return min(int(each * _LOT_S), left // (workers + 1), _MOST)
 
 
 def whole_lots(

@@ -4,9 +4,9 @@ the parent waits for it    at once, or nearly: answers make room for more instan
 there is a stock           when so many have finished that the parent may send another lot
 nobody waits               as often as progress is told, or when it gets long
 
-A report has a cost of its own on both sides, about that of a small firing. What is told by the
-clock is told so often by all workers together: where they are more than the cores, each does less
-between two words.
+A report has a cost of its own on both sides, about that of a small firing, and the program takes a
+core from a worker to read it. What is told by the clock, and waited for by nobody, is told so often
+by all workers together: where they are more than the cores, each does less between two words.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from geartrain.engine.stock import AbstractStock
 
 SOON_S: Final = 0.002
 SLOW_S: Final = 0.1
-_ALL_S: Final = 0.05  # between two words of progress of all workers together, where they are many
+_ALL_S: Final = 0.1  # between two words of progress of all workers together, where they are many
 _MOST_S: Final = 0.8
 MOST_FIRINGS: Final = 256
 

@@ -27,6 +27,10 @@ class Patience:
         """The parent wants to know how things stand."""
         self._asked = True
 
-    def worked(self) -> None:
-        """There was something to fire: the pass is not at its end, or goes on."""
-        self._asked = False
+    def fired(self, *, letters: bool) -> None:
+        """There was something to fire: the pass is not at its end, or goes on.
+
+        Args:
+            letters: Whether that was to take letters: what is left of updates comes at the end.
+        """
+        self._asked &= letters
