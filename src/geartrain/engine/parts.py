@@ -12,11 +12,11 @@ from geartrain.parts.rules import Part, Rules
 
 
 def part_names(graph: Graph) -> dict[str, str]:
-    """Node name to part name, for nodes with parameters."""
+    """Node name to part name, for nodes with parameters or buffers."""
     names: dict[int, str] = {}
     found: dict[str, str] = {}
     for through in graph.throughs():
-        if not through.has_parameters:
+        if not through.has_state:
             continue
         owner = through.owner
         if id(owner) not in names:

@@ -148,6 +148,13 @@ class Through(AbstractOperator):
         return self.module is not None and next(self.module.parameters(), None) is not None
 
     @property
+    def has_state(self) -> bool:
+        """Whether it has parameters, or buffers: then a part keeps them."""
+        return self.has_parameters or (
+            self.module is not None and next(self.module.buffers(), None) is not None
+        )
+
+    @property
     def owner(self) -> object:
         """What makes nodes share a part: the part that is named, or the module."""
         return self.part if self.part is not None else self.module

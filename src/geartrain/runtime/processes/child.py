@@ -42,7 +42,7 @@ from geartrain.runtime.processes.flying import Unread
 from geartrain.runtime.processes.letters import Expected, letter_to_record, record_to_letter
 from geartrain.runtime.processes.lived import Lived
 from geartrain.runtime.processes.members import AbstractChannel
-from geartrain.runtime.processes.memory import BETWEEN
+from geartrain.runtime.processes.memory import BETWEEN, COMMON
 from geartrain.runtime.processes.messages import (
     Kind,
     Names,
@@ -502,6 +502,9 @@ class _Work:
         for name, part in parts.items():
             tensors, document = parts_to_tensors({name: part})
             weights = {f"{name}/weights/{key}" for key, _ in part.module.named_parameters()}
+            buffers = dict(part.module.named_buffers(remove_duplicate=False))
+            for key in buffers:
+                tensors.pop(f"{name}/weights/{key}", None)
             sent = {
                 k: x
                 for k, x in tensors.items()
@@ -514,10 +517,13 @@ class _Work:
                 "shared": sorted(tensors.keys() - sent),
                 "frozen": part.frozen,
             }
+            for key, buffer in buffers.items():
+                if not self._is_shared(buffer):
+                    sent[f"{name}/buffers/{key}"] = buffer
             self._send(named_to_record("part", said, sent))
 
     def _is_shared(self, x: Tensor) -> bool:
-        return any(x in region for region in self._regions.values())
+        return any(x in region for k, region in self._regions.items() if k != COMMON)
 
     def _send_memories(self) -> None:
         for node in self._nodes:
