@@ -71,6 +71,12 @@ def test_what_makes_no_optimiser_is_refused_when_the_session_is_made() -> None:
         fitted(linear, optimizer=lambda parameters: None)
 
 
+def test_an_optimiser_of_other_weights_is_refused_when_the_session_is_made() -> None:
+    foreign = nn.Parameter(torch.ones(2))
+    with pytest.raises(ValueError, match=r"part 'map': optimizer= made a SGD of a param.*\(2,\)"):
+        fitted(linear, optimizer=lambda own: torch.optim.SGD([*own, foreign], lr=0.1))
+
+
 @pytest.mark.parametrize(
     ("metric", "came"),
     [
