@@ -109,3 +109,19 @@ def test_an_error_while_parts_are_taken_back_is_raised_when_all_others_have_been
     assert session.fit(data, epochs=2).history[-1].epoch == 2
     assert living is not None and runtime._pool is living  # nobody was ended
     runtime.close()
+
+
+@pytest.mark.parametrize("wrap", ["weight_norm", "spectral_norm", "orthogonal"])
+def test_a_module_with_parametrizations_trains_as_on_threads(wrap) -> None:
+    found = []
+    for runtime in (gt.Threads(1), processes(2), hosts(2)):
+        torch.manual_seed(0)
+        module = getattr(nn.utils.parametrizations, wrap)(nn.Linear(3, 3))
+        graph = gt.Graph()
+        rows = graph.input("x").through(nn.Sequential(module, nn.Tanh()), name="below")
+        rows.through(nn.Linear(3, 2), name="out").loss(lambda x: x.square().sum(1))
+        session = gt.Session(graph, rules=SGD, runtime=runtime, max_active=1)
+        session.fit([gt.Instance({"x": torch.randn(1, 3)}) for _ in range(8)], epochs=2)
+        found.append(dict(module.named_parameters()) | dict(module.named_buffers()))
+    for there in found[1:]:
+        assert_close(there, found[0])

@@ -38,6 +38,7 @@ from geartrain.parts.pending import gradients_to_tensors, load_gradients
 from geartrain.parts.rules import Rules
 from geartrain.parts.stepping import Stepping
 from geartrain.parts.trained import StepTaken
+from geartrain.parts.usable import require_made, require_one_device
 
 
 @final
@@ -67,6 +68,7 @@ class PartState(AbstractAhead):
     Raises:
         ValueError: The optimiser wants a closure, the scheduler a metric at every step, or the
             weights lie on several devices.
+        GraphError: Weights are not there yet, or have a hook that nobody calls.
         TypeError: What the rules make is no optimiser.
     """
 
@@ -79,9 +81,10 @@ class PartState(AbstractAhead):
         copy: int = 0,
         copies: int = 1,
     ) -> None:
+        require_made(name, module)
         if device is not None:
             module.to(device)
-        _on_one_device(name, module)
+        require_one_device(name, module)
         self.name, self.module, self.rules = name, module, rules
         self.copy, self.copies = copy, copies
         self.version = 0
@@ -489,12 +492,3 @@ class PartState(AbstractAhead):
 
 
 _CPU = torch.device("cpu")
-
-
-def _on_one_device(name: str, module: nn.Module) -> None:
-    found = sorted({str(p.device) for p in module.parameters()})
-    if len(found) > 1:
-        raise ValueError(
-            f"part '{name}': its parameters lie on {', '.join(found)}, and a part lives on one "
-            "device; move its module there, or say where: Part(module, device=...)"
-        )

@@ -1,0 +1,51 @@
+"""Whether a module can be a part's: what speaks against it is told when the session is made."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
+
+from geartrain.errors import GraphError
+
+
+def require_made(name: str, module: nn.Module) -> None:
+    """All weights of a part are there.
+
+    Args:
+        name: Of the part.
+        module: Its weights are looked at, before they are moved to a device.
+
+    Raises:
+        GraphError: Some are made by a first call that has not been, have no numbers, or have a hook
+            that nobody calls.
+    """
+    for path, x in (*module.named_parameters(), *module.named_buffers()):
+        if isinstance(x, UninitializedTensorMixin):
+            raise GraphError(
+                f"part '{name}': '{path}' of {type(module).__name__} is made by the first call, "
+                "and an optimiser wants it before: call the module on rows of its shape, as in "
+                "module(torch.zeros(1, 2)), before the session is made, or name the sizes"
+            )
+        if x.is_meta:
+            raise GraphError(
+                f"part '{name}': '{path}' lies on the device meta and has no numbers: make them by "
+                "module.to_empty(device='cpu') and initialise them before the session is made"
+            )
+        if getattr(x, "_post_accumulate_grad_hooks", None):
+            raise GraphError(
+                f"part '{name}': '{path}' has a hook for its .grad, which no one would call, as a "
+                "part adds gradients up by itself: use register_hook(...), Rules(clip=...), or an "
+                "optimiser that does so in its step"
+            )
+
+
+def require_one_device(name: str, module: nn.Module) -> None:
+    """Raises:
+    ValueError: Parameters of a part lie on several devices.
+    """
+    found = sorted({str(p.device) for p in module.parameters()})
+    if len(found) > 1:
+        raise ValueError(
+            f"part '{name}': its parameters lie on {', '.join(found)}, and a part lives on one "
+            "device; move its module there, or say where: Part(module, device=...)"
+        )
