@@ -80,9 +80,15 @@ def with_a_hook_for_grad() -> nn.Module:
     return module
 
 
+def made_for_inference() -> nn.Module:
+    with torch.inference_mode():
+        return nn.Linear(4, 3)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (made_for_inference, "part 'map': 'weight' was made under torch.inference_mode"),
         (not_yet_made, "part 'map': 'weight' of LazyLinear is made by the first call.*before the"),
         (without_numbers, "part 'map': 'weight' lies on the device meta.*to_empty"),
         (with_a_hook_for_grad, r"part 'map': 'bias' has a hook for its \.grad.*register_hook"),

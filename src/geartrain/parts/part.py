@@ -38,7 +38,7 @@ from geartrain.parts.pending import gradients_to_tensors, load_gradients
 from geartrain.parts.rules import Rules
 from geartrain.parts.stepping import Stepping
 from geartrain.parts.trained import StepTaken
-from geartrain.parts.usable import require_made, require_one_device
+from geartrain.parts.usable import require_made, require_one_device, require_same
 
 
 @final
@@ -112,7 +112,8 @@ class PartState(AbstractAhead):
         plain = plain and not self._wants_ages and rules.view is None
         self._plain = plain and self.trigger.unit == "instances"
         self._ahead = UpdatesAhead(self.counting, self._count)
-        self._first = next(module.parameters(), None)
+        self._known = tuple(module.parameters())
+        self._first = self._known[0] if self._known else None
 
     # What it is.
 
@@ -360,7 +361,12 @@ class PartState(AbstractAhead):
         self.looking.seeing.in_flight(most)
 
     def begin(self) -> None:
-        """A pass begins."""
+        """A pass begins.
+
+        Raises:
+            GraphError: The module has other parameters than when the part was made.
+        """
+        require_same(self.name, self.module, self._known)
         self.ownership.begin()
 
     def rates(self, progress: int) -> list[float]:
@@ -487,7 +493,7 @@ class PartState(AbstractAhead):
             self.norms.note(self.name, float(tensors["norm/last"]))
 
     def _discard_gradient(self) -> None:
-        for parameter in self.module.parameters():
+        for parameter in self._known:
             self.gradient.take(parameter)
 
 

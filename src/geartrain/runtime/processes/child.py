@@ -508,7 +508,8 @@ class _Work:
             sent = {
                 k: x
                 for k, x in tensors.items()
-                if not self._is_shared(x)
+                if isinstance(x, Tensor)  # what a state_dict has besides stays here
+                and not self._is_shared(x)
                 and (trains or not (k in weights or k.startswith(f"{name}/optimizer/")))
             }
             said = {
