@@ -21,7 +21,7 @@ def carry_hooks(hooks: tuple[Any, ...], to: Tensor) -> None:
     """Have autograd call them with the gradient of another tensor as well."""
     if to.requires_grad:
         for hook in hooks:
-            to.register_hook(hook)
+            to.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def hooked(parameter: nn.Parameter, gradient: Tensor | None) -> Tensor | None:

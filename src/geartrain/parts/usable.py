@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from geartrain.errors import GraphError
 
@@ -22,7 +22,7 @@ def require_made(name: str, module: nn.Module) -> None:
             that nobody calls.
     """
     for path, x in (*module.named_parameters(), *module.named_buffers()):
-        if isinstance(x, UninitializedTensorMixin):
+        if is_lazy(x):
             raise GraphError(
                 f"part '{name}': '{path}' of {type(module).__name__} is made by the first call, "
                 "and an optimiser wants it before: call the module on rows of its shape, as in "
