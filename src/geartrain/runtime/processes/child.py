@@ -17,6 +17,7 @@ import os
 import random
 import signal
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
@@ -99,6 +100,8 @@ class Pass:
 def live(worker: int, channel: AbstractChannel) -> None:
     """Work until the parent is gone."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1 says where it is
+    # What torch marks an optimiser with that has a scheduler is in no pickle.
+    warnings.filterwarnings("ignore", "Seems like `optimizer.step", UserWarning)
     try:
         while True:
             _live_through_a_pass(worker, channel)
