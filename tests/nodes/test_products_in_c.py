@@ -118,6 +118,20 @@ def test_weights_without_elements_train_beside_others(middle, dtype) -> None:
     assert_close(before - out.bias.detach(), 10 * (before - 1))
 
 
+@pytest.mark.parametrize("shape", [(), (4,)])
+def test_rows_without_elements_go_back_whatever_their_shape(shape: tuple[int, ...]) -> None:
+    table, out = nn.Embedding.from_pretrained(torch.zeros(5, 0), freeze=False), _linear(0, 2)
+    graph = gt.Graph()
+    words = graph.input("x").through(table, name="table").through(_linear(0, 0), name="middle")
+    words.through(out, name="out").loss(lambda y: (y - 1).square().flatten(1).sum(1))
+    sgd = gt.Rules(
+        optimizer=partial(torch.optim.SGD, lr=1.0), update_every=gt.Flush(), average="none"
+    )
+    data = [gt.Instance({"x": torch.ones(1, *shape, dtype=torch.int64)}) for _ in range(5)]
+    gt.Session(graph, rules=sgd, runtime=gt.Threads(1)).fit(data, epochs=1)
+    assert_close(out.bias.detach(), torch.full((2,), 10.0 * torch.Size(shape).numel()))
+
+
 def test_gradients_without_elements_are_not_for_c() -> None:
     rows, empty = torch.randn(4, 3), torch.zeros(3, 0)
     assert not sums.suits(sums.Unsummed(empty, False, [rows], [torch.zeros(4, 0)]), torch.float32)
