@@ -65,7 +65,7 @@ class EndlessLoopError(GeartrainError):
 
 
 class WorkerError(GeartrainError):
-    """Something raised while a worker fired a node; ``__cause__`` is the original."""
+    """Something raised as a node fired or a part stepped; ``__cause__`` is the original."""
 
 
 class WorkerDiedError(WorkerError):

@@ -198,6 +198,29 @@ def test_batch_norm_and_dropout_that_would_mix_or_redraw_are_refused():
         graph.check(FLOATS)
 
 
+class Settled(nn.Sequential):
+    """Its second module stays in evaluation."""
+
+    def train(self, mode: bool = True) -> Settled:
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_batch_norm_that_is_left_in_evaluation_mixes_nothing(mode):
+    module = Settled(nn.Linear(4, 4), nn.BatchNorm1d(4)).train(mode)
+    modes = [inner.training for inner in module.modules()]
+    graph = Graph()
+    graph.input("x").through(module, keep="inputs", name="net").loss(none)
+    graph.check(FLOATS)
+    assert [inner.training for inner in module.modules()] == modes
+    graph = Graph()
+    mixing = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()  # until it is trained
+    graph.input("x").through(mixing, keep="inputs", name="net").loss(none)
+    refused(graph, "BatchNorm1d (1)", "have a train() that leaves it in evaluation")
+
+
 def test_dropout_in_a_module_that_looks_inside_bundles_is_refused_with_what_may_be_done_instead():
     class Drops(nn.Module):
         def __init__(self) -> None:

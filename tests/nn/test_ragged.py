@@ -26,7 +26,7 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.held import Held, Recalled
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.ragged import RaggedModule
-from geartrain.nodes.remembering import Remembering, RememberingRead
+from geartrain.nodes.remembering import RecordedCall, Remembering, RememberingRead
 from tests.rigs.ragged_modules import H, Look, Mix, Pass, Point, Pool, Products
 
 F64 = torch.float64
@@ -440,6 +440,32 @@ def test_a_program_is_tried_on_rows_of_a_memory_that_somebody_holds() -> None:
     for _ in range(4):
         kernel.record(inputs, memory)
     assert chosen.program is not None, experience.story
+
+
+@pytest.mark.usefixtures("needs_kernels", "soon")
+def test_evaluations_neither_find_a_program_nor_give_one_up() -> None:
+    module, experience, held = Look(), Experience(), Held("memory")
+    lengths = np.array([3, 2, 4])
+    origin = np.full(lengths.size, 1 << 60)
+    first = held.hold((torch.randn(9, H),), origin, lengths, sums=True)
+    memory = Recalled(held, first + np.array([2, 0]))
+    chosen = choice.RaggedChoice(RaggedModule("look", module, 1, False, experience))
+    kernel = RememberingRead(module, list(module.parameters()), 1, chosen)
+    inputs = torch.randn(2, H), torch.tensor([0, 1])
+    module.eval()
+    for _ in range(8):
+        (wanted,), _ = kernel.forward(inputs, memory)
+    assert chosen.undecided and not experience.done.firings
+    module.train()
+    for _ in range(4):
+        kernel.record(inputs, memory)
+    assert kernel.replaced, experience.story
+    module.eval()
+    (found,), _ = kernel.forward(inputs, memory)
+    assert_close(found, wanted)
+    module.train()
+    (found,), graph = kernel.record(inputs, memory)
+    assert kernel.replaced and isinstance(graph, RecordedCall), experience.story
 
 
 class Scaled(_First):

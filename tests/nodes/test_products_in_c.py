@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
+import geartrain as gt
 from geartrain.native import operations, sums
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.products import outer_suits
@@ -123,3 +126,50 @@ def test_what_has_been_multiplied_is_not_looked_at_again_until_something_may_be_
         found, squares = into.take_each([weight, bias])
     assert found[0] is not None and torch.equal(found[0], torch.full((48, 33), 6.0))
     assert squares is None or squares == float((found[0] ** 2).sum())
+
+
+def _linear(n: int, m: int) -> nn.Linear:
+    """Of zeros: torch warns of weights without elements that it is to draw."""
+    made = nn.Linear(1, 1)
+    made.in_features, made.out_features = n, m
+    made.weight, made.bias = nn.Parameter(torch.zeros(m, n)), nn.Parameter(torch.zeros(m))
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("middle", [nn.Tanh(), nn.Sequential(_linear(0, 0), nn.ReLU())])
+def test_weights_without_elements_train_beside_others(middle, dtype) -> None:
+    """To C a width of nothing says that rows are added up, and it writes where there is nothing."""
+    torch.manual_seed(0)
+    into, out = _linear(3, 0).to(dtype), _linear(0, 2).to(dtype)
+    before = out.bias.detach().clone()
+    graph = gt.Graph()
+    hidden = graph.input("x").through(into, name="into").through(middle.to(dtype), name="middle")
+    hidden.through(out, name="out").loss(lambda y: (y - 1).square().sum(1))
+    sgd = gt.Rules(
+        optimizer=partial(torch.optim.SGD, lr=1.0), update_every=gt.Flush(), average="none"
+    )
+    data = [gt.Instance({"x": torch.randn(1, 3, dtype=dtype)}) for _ in range(5)]
+    gt.Session(graph, rules=sgd, runtime=gt.Threads(1)).fit(data, epochs=1)
+    assert_close(before - out.bias.detach(), 10 * (before - 1))
+
+
+@pytest.mark.parametrize("shape", [(), (4,)])
+def test_rows_without_elements_go_back_whatever_their_shape(shape: tuple[int, ...]) -> None:
+    table, out = nn.Embedding.from_pretrained(torch.zeros(5, 0), freeze=False), _linear(0, 2)
+    graph = gt.Graph()
+    words = graph.input("x").through(table, name="table").through(_linear(0, 0), name="middle")
+    words.through(out, name="out").loss(lambda y: (y - 1).square().flatten(1).sum(1))
+    sgd = gt.Rules(
+        optimizer=partial(torch.optim.SGD, lr=1.0), update_every=gt.Flush(), average="none"
+    )
+    data = [gt.Instance({"x": torch.ones(1, *shape, dtype=torch.int64)}) for _ in range(5)]
+    gt.Session(graph, rules=sgd, runtime=gt.Threads(1)).fit(data, epochs=1)
+    assert_close(out.bias.detach(), torch.full((2,), 10.0 * torch.Size(shape).numel()))
+
+
+def test_gradients_without_elements_are_not_for_c() -> None:
+    rows, empty = torch.randn(4, 3), torch.zeros(3, 0)
+    assert not sums.suits(sums.Unsummed(empty, False, [rows], [torch.zeros(4, 0)]), torch.float32)
+    assert not sums.may_be_summed(empty, 4, torch.float32)
+    assert not sums.GradientCall(torch.float32).may_add(empty, 4)

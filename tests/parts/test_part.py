@@ -278,6 +278,46 @@ def test_a_scheduler_that_wants_a_metric_is_refused():
         linear_part(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
+@pytest.mark.parametrize("given", [math.nan, math.inf, -1.0, None, "half"])
+def test_a_schedule_that_gives_no_factor_is_told_before_the_weights_move(given):
+    part = linear_part(schedule=lambda n: given)
+    before = weight_of(part)
+    feed(part, [1.0, 1.0])
+    with pytest.raises(gt.WorkerError, match=rf"part 'p': schedule\(7\) gave {given!r}; it is giv"):
+        part.step(7)
+    assert torch.equal(weight_of(part), before)
+    with pytest.raises(gt.WorkerError, match="gives a factor on the learning rate, 0 or more"):
+        part.rates(7)
+
+
+class Stubborn(torch.optim.SGD):
+    def step(self, closure=None):
+        raise RuntimeError("not today")
+
+
+class Stuck(torch.optim.lr_scheduler.ConstantLR):
+    def step(self, epoch=None):
+        if getattr(self, "last_epoch", -1) >= 0:
+            raise KeyError("lost")
+        super().step(epoch)
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"optimizer": partial(Stubborn, lr=0.1)}, "RuntimeError .*'p', of Stubborn.step.*not to"),
+        ({"scheduler": Stuck}, r"KeyError in a step of part 'p', of Stuck.step\(\): 'lost'"),
+        ({"schedule": lambda n: [1.0][n]}, r"IndexError .*'p', of schedule\(7\): list index"),
+    ],
+)
+def test_what_raises_in_a_step_is_told_as_of_the_part(rules, words):
+    part = linear_part(**rules)
+    feed(part, [1.0, 1.0])
+    with pytest.raises(gt.WorkerError, match=words) as raised:
+        part.step(7)
+    assert raised.value.__cause__ is not None
+
+
 def test_a_frozen_part_keeps_its_weights_and_no_gradient_for_later():
     part = linear_part(average="none")
     before = weight_of(part)

@@ -318,6 +318,12 @@ def test_a_loaded_schedule_continues_with_the_same_rates(name: str, lr: Any) -> 
     assert rates(*one) == rates(*two)
 
 
+def test_a_schedule_that_has_not_begun_is_loaded_without_a_warning() -> None:
+    one, two = (schedules.StepLR(O.SGD(model().parameters(), lr=0.1), 2) for _ in range(2))
+    load_scheduler_state(two, through_json(scheduler_state_to_json(one)))
+    assert two.last_epoch == 0
+
+
 def test_reduce_on_plateau_remembers_its_best() -> None:
     def make() -> schedules.ReduceLROnPlateau:
         return schedules.ReduceLROnPlateau(O.SGD(model().parameters(), lr=0.1), patience=1)

@@ -411,6 +411,25 @@ def test_regression_with_targets_of_floats_trains_like_plain_pytorch() -> None:
     assert_equal(wanted, model)
 
 
+def test_a_part_may_have_statistics_and_no_weights() -> None:
+    def made() -> nn.Sequential:
+        torch.manual_seed(0)
+        norm = nn.BatchNorm1d(2, affine=False)
+        return nn.Sequential(nn.Linear(2, 2), norm, nn.Linear(2, 2)).double()
+
+    x, y = torch.randn(40, 2).double() + 3, torch.randn(40, 2).double()
+    model, wanted = made(), made()
+    optimizer = torch.optim.SGD(wanted.parameters(), lr=0.1)
+    for xs, ys in zip(x.split(10), y.split(10), strict=True):
+        optimizer.zero_grad()
+        F.mse_loss(wanted(xs), ys).backward()
+        optimizer.step()
+    pipe = gt.Pipeline(model, cuts=[1, 2], criterion=F.mse_loss)
+    session(pipe, partial(torch.optim.SGD, lr=0.1)).fit(gt.Minibatches(x, y, batch=10), epochs=1)
+    assert_equal(wanted, model)
+    torch.testing.assert_close(dict(model.named_buffers()), dict(wanted.named_buffers()))
+
+
 def test_what_cannot_be_built_is_refused_with_a_remedy() -> None:
     x, _ = data()
     with pytest.raises(ValueError, match="neither parts nor cuts"):
@@ -427,11 +446,6 @@ def test_what_cannot_be_built_is_refused_with_a_remedy() -> None:
         gt.Pipeline(network(), parts=2, credit=gt.Greedy())
     with pytest.raises(ValueError, match=r"heads= has 2 modules; parts \[0\]"):
         gt.Pipeline(network(), parts=2, credit=gt.Greedy(), heads=[nn.Identity()] * 2)
-    with pytest.raises(GraphError, match="buffers but no parameter"):
-        gt.Pipeline(
-            nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2)),
-            cuts=[1, 2],
-        )
     with pytest.raises(ValueError, match="placement of 2 parts on 3 workers"):
         gt.Pipeline(network(), parts=2).settings(3)
     with pytest.raises(GraphError, match="no local head is known"):

@@ -455,6 +455,7 @@ def test_a_pipe_a_device_and_a_folder_are_refused_at_once(tmp_path: Path) -> Non
         (torch.eye(2).to_sparse(), "sparse"),
         (torch.empty(2, device="meta"), "meta"),
         (torch.zeros(2, dtype=torch.complex128), "complex128"),
+        ({"k": 3}, r"is a dict, expected a tensor.*get_extra_state\(\)"),
     ],
 )
 def test_a_tensor_that_cannot_be_stored_is_named(

@@ -66,9 +66,50 @@ def test_an_optimiser_that_wants_a_closure_is_refused_when_the_session_is_made()
         fitted(linear, optimizer=torch.optim.LBFGS)
 
 
+def not_yet_made() -> nn.Module:
+    return nn.LazyLinear(3)
+
+
+def without_numbers() -> nn.Module:
+    return nn.Linear(4, 3, device="meta")
+
+
+def with_a_hook_for_grad() -> nn.Module:
+    module = nn.Linear(4, 3)
+    module.bias.register_post_accumulate_grad_hook(lambda p: None)
+    return module
+
+
+def made_for_inference() -> nn.Module:
+    with torch.inference_mode():
+        return nn.Linear(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (made_for_inference, "part 'map': 'weight' was made under torch.inference_mode"),
+        (not_yet_made, "part 'map': 'weight' of LazyLinear is made by the first call.*before the"),
+        (without_numbers, "part 'map': 'weight' lies on the device meta.*to_empty"),
+        (with_a_hook_for_grad, r"part 'map': 'bias' has a hook for its \.grad.*register_hook"),
+    ],
+)
+def test_weights_that_cannot_be_trained_are_refused_when_the_session_is_made(make, words) -> None:
+    graph = gt.Graph(value=("label",))
+    graph.input("x").through(make(), name="map").loss(gt.cross_entropy, "label")
+    with pytest.raises(gt.GraphError, match=words):
+        gt.Session(graph, runtime=gt.Simulated(1))
+
+
 def test_what_makes_no_optimiser_is_refused_when_the_session_is_made() -> None:
     with pytest.raises(TypeError, match="part 'map': optimizer= made nothing; it gets the param"):
         fitted(linear, optimizer=lambda parameters: None)
+
+
+def test_an_optimiser_of_other_weights_is_refused_when_the_session_is_made() -> None:
+    foreign = nn.Parameter(torch.ones(2))
+    with pytest.raises(ValueError, match=r"part 'map': optimizer= made a SGD of a param.*\(2,\)"):
+        fitted(linear, optimizer=lambda own: torch.optim.SGD([*own, foreign], lr=0.1))
 
 
 @pytest.mark.parametrize(

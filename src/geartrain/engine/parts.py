@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from geartrain.device import require_device
+from geartrain.errors import GraphError
 from geartrain.graph.graph import Graph
 from geartrain.parts.norms import share_norms
 from geartrain.parts.part import PartState
@@ -12,11 +15,11 @@ from geartrain.parts.rules import Part, Rules
 
 
 def part_names(graph: Graph) -> dict[str, str]:
-    """Node name to part name, for nodes with parameters."""
+    """Node name to part name, for nodes with parameters or buffers."""
     names: dict[int, str] = {}
     found: dict[str, str] = {}
     for through in graph.throughs():
-        if not through.has_parameters:
+        if not through.has_state:
             continue
         owner = through.owner
         if id(owner) not in names:
@@ -65,6 +68,24 @@ def make_parts(
         parts[name] = PartState(name, part.module, rules, where)
     share_norms(parts)
     return parts
+
+
+def require_parts(graph: Graph, parts: Mapping[str, object]) -> None:
+    """Raises:
+    GraphError: The graph has a part that was not there when they were made, or one has gone.
+    """
+    names, known = part_names(graph), {original_name(name) for name in parts}
+    if gone := sorted(known - set(names.values())):
+        raise GraphError(
+            f"part '{gone[0]}': its module has no parameters and no buffers any more; put back "
+            "those that it had when the session was made, or make a new Session"
+        )
+    for node, name in names.items():
+        if name not in known:
+            raise GraphError(
+                f"'{node}' came to the graph after its session was made, which has no part for it: "
+                "make a new Session, which takes the weights of the others as they are"
+            )
 
 
 def original_name(name: str) -> str:

@@ -436,7 +436,7 @@ def _check_names(
     for name, worker in by_hand.items():
         if name not in known:
             raise ValueError(f"placement names '{name}'; there are {sorted(known)}")
-        if not 0 <= worker < workers:
+        if not isinstance(worker, int) or not 0 <= worker < workers:
             raise ValueError(
-                f"placement puts '{name}' on worker {worker}; there are 0..{workers - 1}"
+                f"placement puts '{name}' on worker {worker!r}; there are 0..{workers - 1}"
             )

@@ -67,7 +67,7 @@ def text(graph: AbstractGraph) -> str:
         )
         rows.append((str(operator.id), operator.name, does, f"→ {to}" if to else ""))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    parts = len({id(t.owner) for t in graph.throughs() if t.has_parameters})
+    parts = len({id(t.owner) for t in graph.throughs() if t.has_state})
     head = f"graph of {len(operators)} operators, {parts} parts"
     lines = [
         f"  {n:>{widths[0]}}  {name:<{widths[1]}}  {does:<{widths[2]}}  {to}".rstrip()

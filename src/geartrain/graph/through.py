@@ -148,6 +148,13 @@ class Through(AbstractOperator):
         return self.module is not None and next(self.module.parameters(), None) is not None
 
     @property
+    def has_state(self) -> bool:
+        """Whether it has parameters, or buffers: then a part keeps them."""
+        return self.has_parameters or (
+            self.module is not None and next(self.module.buffers(), None) is not None
+        )
+
+    @property
     def owner(self) -> object:
         """What makes nodes share a part: the part that is named, or the module."""
         return self.part if self.part is not None else self.module
@@ -400,9 +407,12 @@ class Through(AbstractOperator):
         for inner, module in self.function.named_modules():
             where = f"'{self.name}': {type(module).__name__} ({inner or 'the module itself'})"
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                if _stays_in_evaluation(module, self.function):
+                    continue  # each row by the statistics that it has
                 raise GraphError(
-                    f"{where} mixes rows of different instances; use LayerNorm or GroupNorm, or "
-                    "send whole minibatches as bundles with keep='graph'"
+                    f"{where} mixes rows of different instances; use LayerNorm or GroupNorm, send "
+                    "whole minibatches as bundles with keep='graph', or, if its statistics are "
+                    "to stay as they are, have a train() that leaves it in evaluation"
                 )
             if self.keep == "activations" or self._keeps_masks():
                 continue  # a derived kernel keeps the mask, or refuses
@@ -499,3 +509,15 @@ def _imagined_inside(schema: Schema) -> Inside:
 
     edges = {name: column(4) for name in schema.edge}
     return Inside(column(2), column(ROWS), edges)
+
+
+def _stays_in_evaluation(inner: nn.Module, module: nn.Module) -> bool:
+    """Whether a module inside of another is left there by the other's ``train()``, as where a
+    ``train`` of its own keeps it so."""
+    modes = [(each, each.training) for each in module.modules()]
+    try:
+        module.train()
+        return not inner.training
+    finally:
+        for each, mode in modes:
+            each.training = mode

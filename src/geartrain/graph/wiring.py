@@ -358,7 +358,7 @@ def _count_readers(
     found = {
         o.name: len(owned[o.id])
         for o in operators
-        if isinstance(o, Through) and o.memory is memory and o.has_parameters
+        if isinstance(o, Through) and o.memory is memory and o.has_state
     }
     if len(set(found.values())) > 1:
         told = ", ".join(f"'{name}' has {n}" for name, n in found.items())

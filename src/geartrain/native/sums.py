@@ -57,6 +57,8 @@ def may_sum(dtype: torch.dtype) -> bool:
 
 def suits(one: Unsummed, dtype: torch.dtype) -> bool:
     """Whether its rows are such as C reads, of this dtype, and few enough."""
+    if not one.out.numel():  # a width of nothing says that there are no products
+        return False
     for x in (one.out, *one.lefts, *one.rights):
         if x.dtype is not dtype or not x.is_contiguous() or not x.is_cpu:
             return False
@@ -73,7 +75,7 @@ def most_work() -> int:
 
 def may_be_summed(out: Tensor, n: int, dtype: torch.dtype) -> bool:
     """Whether a gradient of n rows of a dtype, where they lie, is for C."""
-    fits = out.dtype is dtype and out.is_contiguous() and out.is_cpu
+    fits = out.dtype is dtype and out.is_contiguous() and out.is_cpu and out.numel() > 0
     return fits and n * out.numel() <= most_work() and may_sum(dtype)
 
 
@@ -141,7 +143,8 @@ class GradientCall:
 
     def may_add(self, out: Tensor, n: int) -> bool:
         """Whether it is for this gradient and n rows."""
-        fits = n * out.numel() <= self._most and out.dtype is self._dtype
+        size = out.numel()
+        fits = size > 0 and n * size <= self._most and out.dtype is self._dtype
         return fits and out.is_contiguous() and out.is_cpu
 
     def add(

@@ -146,12 +146,12 @@ class LinearKernel(AbstractKernel):
                 if bias is not None:
                     into.add(bias, d_bias, given=True)
                 return (d_x,)
-        flat = dy if dy.dim() == 2 else dy.reshape(-1, weight.shape[0])
+        flat = dy if dy.dim() == 2 else dy.flatten(0, -2)
         if weight.requires_grad:
             into.add_product(
                 cast(nn.Parameter, weight),
                 flat,
-                x if x.dim() == 2 else x.reshape(-1, weight.shape[1]),
+                x if x.dim() == 2 else x.flatten(0, -2),
             )
         if bias is not None and bias.requires_grad:
             into.add_sum(bias, flat)
@@ -214,7 +214,7 @@ class EmbeddingKernel(AbstractKernel):
         if dy is None or not weight.requires_grad:
             return (None,)
         flat = ids.reshape(-1)
-        slopes = dy.reshape(-1, weight.shape[1])
+        slopes = dy.reshape(flat.shape[0], weight.shape[1])
         if module.padding_idx is not None:
             learns = flat != module.padding_idx
             flat, slopes = flat[learns], slopes[learns]

@@ -45,6 +45,7 @@ from geartrain.nodes.call import (
     where_it_computes,
 )
 from geartrain.nodes.chance import Remembered
+from geartrain.nodes.hooks import hooked
 from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.keeping import KeepingNode
 from geartrain.nodes.leaves import foreign, foreign_story
@@ -183,13 +184,15 @@ class GraphNode(KeepingNode):
             [*wanted, *(leaves if want != "inputs" else ())],
             retain=want == "inputs",
         )
+        by_weights = [
+            d if leaf is p else hooked(p, d)
+            for p, leaf, d in zip(self._parameters, leaves, found[len(wanted) :], strict=False)
+        ]
         if self._weights is not None and not kept.learn:
             self._weights.dropped(versions)
         elif self._weights is not None and kept.seen is not None and want != "inputs":
             n = kept.inputs[0].shape[0]
-            gradients = self._weights.compensated(
-                kept.seen, self._parameters, found[len(wanted) :], n
-            )
+            gradients = self._weights.compensated(kept.seen, self._parameters, by_weights, n)
             for parameter, d in zip(self._parameters, gradients, strict=True):
                 if d is not None:
                     self._weights.gradient.add(parameter, d)

@@ -38,6 +38,7 @@ from geartrain.parts.pending import gradients_to_tensors, load_gradients
 from geartrain.parts.rules import Rules
 from geartrain.parts.stepping import Stepping
 from geartrain.parts.trained import StepTaken
+from geartrain.parts.usable import require_made, require_one_device, require_same
 
 
 @final
@@ -67,6 +68,7 @@ class PartState(AbstractAhead):
     Raises:
         ValueError: The optimiser wants a closure, the scheduler a metric at every step, or the
             weights lie on several devices.
+        GraphError: Weights are not there yet, or have a hook that nobody calls.
         TypeError: What the rules make is no optimiser.
     """
 
@@ -79,9 +81,10 @@ class PartState(AbstractAhead):
         copy: int = 0,
         copies: int = 1,
     ) -> None:
+        require_made(name, module)
         if device is not None:
             module.to(device)
-        _on_one_device(name, module)
+        require_one_device(name, module)
         self.name, self.module, self.rules = name, module, rules
         self.copy, self.copies = copy, copies
         self.version = 0
@@ -109,7 +112,8 @@ class PartState(AbstractAhead):
         plain = plain and not self._wants_ages and rules.view is None
         self._plain = plain and self.trigger.unit == "instances"
         self._ahead = UpdatesAhead(self.counting, self._count)
-        self._first = next(module.parameters(), None)
+        self._known = tuple(module.parameters())
+        self._first = self._known[0] if self._known else None
 
     # What it is.
 
@@ -357,7 +361,12 @@ class PartState(AbstractAhead):
         self.looking.seeing.in_flight(most)
 
     def begin(self) -> None:
-        """A pass begins."""
+        """A pass begins.
+
+        Raises:
+            GraphError: The module has other parameters than when the part was made.
+        """
+        require_same(self.name, self.module, self._known)
         self.ownership.begin()
 
     def rates(self, progress: int) -> list[float]:
@@ -484,17 +493,8 @@ class PartState(AbstractAhead):
             self.norms.note(self.name, float(tensors["norm/last"]))
 
     def _discard_gradient(self) -> None:
-        for parameter in self.module.parameters():
+        for parameter in self._known:
             self.gradient.take(parameter)
 
 
 _CPU = torch.device("cpu")
-
-
-def _on_one_device(name: str, module: nn.Module) -> None:
-    found = sorted({str(p.device) for p in module.parameters()})
-    if len(found) > 1:
-        raise ValueError(
-            f"part '{name}': its parameters lie on {', '.join(found)}, and a part lives on one "
-            "device; move its module there, or say where: Part(module, device=...)"
-        )

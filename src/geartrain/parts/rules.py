@@ -175,7 +175,7 @@ def make_optimizer(part: str, make: MakeOptimizer, parameters: Sequence[nn.Param
 
     Raises:
         TypeError: What was made is none.
-        ValueError: It wants a closure that computes the loss again.
+        ValueError: It wants a closure that computes the loss again, or has other parameters.
     """
     made = make(parameters)
     if not isinstance(made, Optimizer):
@@ -190,6 +190,14 @@ def make_optimizer(part: str, make: MakeOptimizer, parameters: Sequence[nn.Param
             "again, and a part steps with gradients that have come, of rows that are gone; use an "
             "optimiser that steps with what is in .grad, such as SGD, Adam or Adagrad"
         )
+    own = {id(p) for p in parameters}
+    for p in (p for group in made.param_groups for p in group["params"]):
+        if id(p) not in own:
+            raise ValueError(
+                f"part '{part}': optimizer= made {_article(made)} of a parameter of shape "
+                f"{tuple(p.shape)} that is none of the part's: make it of the parameters that it "
+                "gets, as every part makes one for its own"
+            )
     return made
 
 

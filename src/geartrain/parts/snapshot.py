@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from geartrain.codec import decode
 from geartrain.errors import CheckpointError
@@ -301,7 +301,8 @@ def take_over(
 
     Args:
         part: As it was when the other process began; its weights may be those of now already.
-        tensors, document: What ``parts_to_tensors`` gave there, of this part.
+        tensors, document: What ``parts_to_tensors`` gave there, of this part; buffers by the names
+            that the module has for them, as those count as well that no checkpoint keeps.
         shared: Names of tensors that are as they are here, as they lie in memory that both have or
             have not been stepped; they are missing in ``tensors``.
     """
@@ -310,6 +311,7 @@ def take_over(
     sent = {name.partition("/")[2]: x for name, x in tensors.items()}
     part.abandon()
     _renew_weights(part, inside(sent, "weights/"))
+    _renew_buffers(part.module, inside(sent, "buffers/"))
     entry = read(PartEntry, document, "it")
     if part.optimizer is not None and entry.optimizer is not None:
         kept = inside({name: before[name] for name in shared}, f"{part.name}/optimizer/")
@@ -328,6 +330,21 @@ def _renew_weights(part: PartState, weights: Mapping[str, Tensor]) -> None:
     changed = {key: x for key, x in weights.items() if not _same_bits(now[key], x)}
     if changed:
         part.module.load_state_dict(changed, strict=False)
+
+
+def _renew_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    """Also those that are new, or of another shape than before: a module may make them anew."""
+    for key, x in buffers.items():
+        path, _, name = key.rpartition(".")
+        owner = module.get_submodule(path)
+        now = owner._buffers.get(name)
+        if now is not None and (now.shape, now.dtype) == (x.shape, x.dtype):
+            if not _same_bits(now, x):
+                now.copy_(x)
+        elif name in owner._buffers:
+            setattr(owner, name, x)
+        else:
+            owner.register_buffer(name, x)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

@@ -200,10 +200,16 @@ def _try_scheduler(scheduler: LRScheduler, state: Mapping[str, Any], place: str)
     if not _may_be_tried(scheduler):
         return
     optimizer = scheduler.optimizer
+
+    def step() -> None:
+        """As torch marks it: else a step of the scheduler warns."""
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     aside = SimpleNamespace(
         param_groups=[{**group, "params": []} for group in optimizer.param_groups],
         defaults=dict(optimizer.defaults),
-        step=lambda: None,
+        step=step,
+        _opt_called=True,
     )
     for group in aside.param_groups:
         if isinstance(group["lr"], Tensor):

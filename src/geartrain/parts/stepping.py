@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from geartrain.device import Verdicts
-from geartrain.errors import NonFiniteError
+from geartrain.errors import NonFiniteError, WorkerError
 from geartrain.native.steps import norm_of, scaled_
 from geartrain.nodes.gradient import GradientSum
 from geartrain.parts.fresh import takes_sparse
@@ -84,7 +84,7 @@ class Stepping:
         Args:
             progress: Instances finished in training, for the schedule.
         """
-        factor = 1.0 if self._rules.schedule is None else self._rules.schedule(progress)
+        factor = self._scheduled(progress)
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         while True:  # a step that another thread takes just now has set rates aside
             seen, rates = self._alterations, self._set_aside
@@ -217,24 +217,64 @@ class Stepping:
             progress: Instances finished in training, for the schedule.
             delayed: A factor on rates for the age of the gradients ...
             delay: ... which is this, in the mean.
+
+        Raises:
+            WorkerError: The optimiser or the schedule raised, or the schedule gave no factor.
         """
         assert self.optimizer is not None
-        factor = delayed
-        if self._rules.schedule is not None:
-            factor *= self._rules.schedule(progress)
+        factor = delayed * self._scheduled(progress)
         self.rate_factor = factor
         for group in self.optimizer.param_groups:
             if "measured_delay" in group:
                 group["measured_delay"] = delay
-        self._step_at(self.optimizer, factor)
+        try:
+            self._step_at(self.optimizer, factor)
+        except Exception as error:
+            raise self._told(f"{type(self.optimizer).__name__}.step()", error) from error
         # Fused steps, torch's too, are not counted; copies of weights and kept graphs go by it.
         groups = self.optimizer.param_groups
         torch.autograd.graph.increment_version([p for g in groups for p in g["params"]])
 
     def stepped(self) -> None:
-        """A step of the part's own is done: torch schedulers step."""
+        """A step of the part's own is done: torch schedulers step.
+
+        Raises:
+            WorkerError: The scheduler raised.
+        """
         if self.scheduler is not None:
-            self.scheduler.step()
+            try:
+                self.scheduler.step()
+            except Exception as error:
+                raise self._told(f"{type(self.scheduler).__name__}.step()", error) from error
+
+    def _scheduled(self, progress: int) -> float:
+        """The factor of the schedule, if there is one, for so many instances trained.
+
+        Raises:
+            WorkerError: It raised, or what it gave is no factor.
+        """
+        if self._rules.schedule is None:
+            return 1.0
+        try:
+            factor = self._rules.schedule(progress)
+        except Exception as error:
+            raise self._told(f"schedule({progress})", error) from error
+        try:
+            found = float(factor)
+        except (TypeError, ValueError):
+            found = math.nan
+        if not 0 <= found < math.inf:
+            raise WorkerError(
+                f"part '{self._name}': schedule({progress}) gave {factor!r:.80}; it is given the "
+                "number of instances trained and gives a factor on the learning rate, 0 or more"
+            )
+        return found
+
+    def _told(self, what: str, error: Exception) -> WorkerError:
+        """An error of what a user has given, which is no fault of the node that just fired."""
+        return WorkerError(
+            f"{type(error).__name__} in a step of part '{self._name}', of {what}: {error}"
+        )
 
     def _step_at(self, optimizer: Optimizer, factor: float) -> None:
         if factor == 1.0:

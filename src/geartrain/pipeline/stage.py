@@ -73,14 +73,14 @@ def boundaries(stages: Sequence[Stage], sample: Tensor) -> list[Tensor]:
 
 
 def refuse_shared(modules: Mapping[str, nn.Module], whole: nn.Module) -> None:
-    """Parts have parameters of their own, and their buffers are kept in checkpoints.
+    """Parts have parameters of their own.
 
     Args:
         modules: By the name of their part.
         whole: The user's module that was cut; parameters are called as in it.
 
     Raises:
-        GraphError: Two of them share a parameter, or one has buffers and no parameter.
+        GraphError: Two of them share a parameter.
     """
     for (one, first), (other, second) in itertools.combinations(modules.items(), 2):
         mine, others = _names(first, whole), _names(second, whole)
@@ -91,12 +91,6 @@ def refuse_shared(modules: Mapping[str, nn.Module], whole: nn.Module) -> None:
                     "weights have one owner; move the cut so that both uses are in one part, or "
                     "untie them (a copy for each use)"
                 )
-    for name, module in modules.items():
-        if next(module.parameters(), None) is None and any(True for _ in module.buffers()):
-            raise GraphError(
-                f"{name} has buffers but no parameter, so no part keeps them; move the cut so that "
-                "a block with parameters is in it"
-            )
 
 
 def _names(module: nn.Module, whole: nn.Module) -> dict[nn.Parameter, str]:

@@ -11,7 +11,6 @@ Source: replicas averaged once an epoch, Gaunt et al. 2017, arXiv:1705.09786.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, final
@@ -20,6 +19,7 @@ from geartrain.bounds import COPIES, MOST_COPIES, require_at_most
 from geartrain.graph.graph import Graph
 from geartrain.graph.through import Through
 from geartrain.graph.wiring import copy_name
+from geartrain.nodes.hooks import copied_with_hooks
 from geartrain.parts.norms import share_norms
 from geartrain.parts.part import PartState
 from geartrain.sharing.assignment import AbstractAssignment, Together
@@ -79,7 +79,9 @@ def _copies(part: PartState, n: int) -> list[PartState]:
             "not see every instance, so it cannot tell an update's; use another view, or one copy"
         )
     others = [
-        PartState(copy_name(part.name, k), copy.deepcopy(part.module), part.rules, copy=k, copies=n)
+        PartState(
+            copy_name(part.name, k), copied_with_hooks(part.module), part.rules, copy=k, copies=n
+        )
         for k in range(1, n)
     ]
     part.copies = n

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from geartrain.errors import LeakError
 from geartrain.graph.through import Through
+from geartrain.nodes.hooks import copied_with_hooks
 from geartrain.parts.norms import share_norms
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import StepTaken
@@ -120,7 +120,7 @@ class Replicas(AbstractSharingState):
             targets = topology_of(self.setting.topology).neighbours(n)
         members = []
         for k in range(n):
-            module = copy.deepcopy(base.module)
+            module = copied_with_hooks(base.module)
             if self.setting.start is not None:
                 self.setting.start(module, k)
             part = PartState(f"{name}#{k}", module, base.rules)

@@ -39,6 +39,7 @@ from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.threads import Threads
 from geartrain.sharing.alone import Alone
 from geartrain.sharing.sharing import AbstractSharing
+from geartrain.train.arguments import require_instruments, require_kinds, require_whole
 from geartrain.train.auto import Auto, RuntimeChoice
 from geartrain.train.checkpoint import Retention, write_checkpoint
 from geartrain.train.fit_arguments import require_fit_arguments
@@ -89,7 +90,7 @@ class Session:
         ValueError: Two parts have one name, there is no such precision, a device does not exist,
             a number is out of range, or ``sharing`` cannot be with these parts, or with a
             ``placement``.
-        TypeError: ``sharing`` is no way to share.
+        TypeError: An argument is of another kind.
         GraphError: ``bf16``, and a module's weights are not float32.
         GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
         BusyError: From all methods that train, run, save or load: another one is running.
@@ -109,6 +110,9 @@ class Session:
         seed: int = 0,
         instruments: Sequence[AbstractInstrument] = (),
     ) -> None:
+        require_kinds(graph=graph, rules=rules, runtime=runtime, schedule=schedule)
+        require_kinds(compute=compute, reading=reading)
+        require_whole(seed=seed)
         if not 0 <= seed <= MOST_SEED:
             raise ValueError(f"seed={seed}: give 0 to {MOST_SEED:,}, as {SEED}")
         self.graph = graph
@@ -137,7 +141,7 @@ class Session:
             max_rounds=schedule.max_rounds,
         )
         self.seed = seed
-        self.instruments = list(instruments)
+        self.instruments = require_instruments(instruments)
         parts = make_parts(graph, self.rules, device)
         self._move_modules_without_weights(parts, device)
         way = Alone() if sharing is None else sharing
@@ -228,6 +232,8 @@ class Session:
             ValueError: The arguments do not go together, or ``until`` names no metric.
             GraphError: The graph cannot run, or has no loss.
         """
+        require_kinds(until=until, keep=keep, folder=folder)
+        require_whole(epochs=epochs, keep_last=keep_last)
         require_fit_arguments(
             epochs, until, valid, folder, checkpoint_every, keep_last, evaluate_every
         )

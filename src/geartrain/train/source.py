@@ -45,7 +45,8 @@ class Source:
         seed: Of the order.
 
     Raises:
-        TypeError: The data can be read once only, or a DataLoader collates into tensors.
+        TypeError: The data can be read once only or not at all, or a DataLoader collates into
+            tensors.
     """
 
     def __init__(
@@ -59,6 +60,11 @@ class Source:
             and isinstance(data, Sized)
             and not isinstance(data, DataLoader | IterableDataset | dict | str)
         )
+        if not isinstance(data, Iterable) and not hasattr(data, "__getitem__"):
+            raise TypeError(
+                f"the data is a {type(data).__name__}; give instances: a list of them, a Dataset, "
+                "a DataLoader, or an object whose __iter__ starts anew for every epoch"
+            )
         if isinstance(data, Iterator):
             raise TypeError(
                 f"the data is a {type(data).__name__}, which can be read once only; give a list, a "

@@ -25,7 +25,7 @@ from geartrain.engine.instrument import (
     PartStaleness,
     Restored,
 )
-from geartrain.engine.parts import original_name, part_names
+from geartrain.engine.parts import original_name, part_names, require_parts
 from geartrain.engine.placement import loads
 from geartrain.engine.settings import Settings
 from geartrain.errors import DataError, WorkerDiedError
@@ -157,6 +157,7 @@ class State:
         return self.engine
 
     def _made(self) -> Engine:
+        require_parts(self.graph, self.parts)
         measures = self.choice is not None and self.choice.plan is None
         # What each operator costs is asked for, and what several workers would have.
         settings = replace(self.settings, reach=False) if measures else self.settings

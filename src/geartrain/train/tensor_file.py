@@ -177,6 +177,11 @@ def read_tensors(file: BinaryIO, header: Header) -> dict[str, Tensor]:
 def _require_storable(name: str, tensor: Tensor) -> None:
     if name == "__metadata__":
         raise ValueError("a tensor is named '__metadata__', which the format reserves; rename it")
+    if not isinstance(tensor, Tensor):
+        raise ValueError(
+            f"'{name}' is a {type(tensor).__name__}, expected a tensor: what a module's state_dict "
+            "has besides, as of get_extra_state(), is to be a tensor or a buffer"
+        )
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         raise ValueError(
             f"tensor '{name}' has layout {tensor.layout} on device {tensor.device}, expected a "

@@ -43,6 +43,7 @@ from geartrain.nodes.choice import UNDECIDED
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.held import Recalled
 from geartrain.nodes.inside import Inside
+from geartrain.nodes.method import weights_of
 from geartrain.nodes.ragged import AbstractRaggedChoice, AbstractRaggedProgram, RaggedModule
 
 log = logging.getLogger("geartrain.nn")
@@ -213,12 +214,18 @@ class RaggedChoice(AbstractRaggedChoice):
     def undecided(self) -> bool:
         return not self._settled and self._program is None
 
+    @property
+    def _evaluated(self) -> bool:
+        """Whether the module is in the mode of evaluations: a program is of that of training."""
+        module = weights_of(self._module.function)
+        return module is not None and not module.training
+
     def inside(self, inputs: Payload, inside: Inside) -> AbstractRaggedProgram | None:
         if self._settled:
             return None
         if self._program is not None:
             return self._valid(kind_of(inputs))
-        if not self._ripe(inputs):
+        if self._evaluated or not self._ripe(inputs):
             return None
         kind = kind_of(inputs)
         edges = _edges_of(inside)
@@ -237,7 +244,7 @@ class RaggedChoice(AbstractRaggedChoice):
                 self.give_up("its rows read bundles of nothing")
                 return None
             return self._valid((kind_of(inputs), kind_of(memory.payload)))
-        if not self._ripe(inputs) or not memory.lengths.all():
+        if self._evaluated or not self._ripe(inputs) or not memory.lengths.all():
             return None
         kind = kind_of(inputs), kind_of(memory.payload)
 
@@ -278,6 +285,8 @@ class RaggedChoice(AbstractRaggedChoice):
         """The program, if it is for rows of this kind, and for the module as it is now."""
         number, structure = firing.number, self._structure
         assert structure is not None
+        if self._evaluated:
+            return None
         if not number or number != self._checked:
             if not available(self._dtype):
                 self.give_up("there are no native kernels")

@@ -17,6 +17,7 @@ import os
 import random
 import signal
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
@@ -42,7 +43,7 @@ from geartrain.runtime.processes.flying import Unread
 from geartrain.runtime.processes.letters import Expected, letter_to_record, record_to_letter
 from geartrain.runtime.processes.lived import Lived
 from geartrain.runtime.processes.members import AbstractChannel
-from geartrain.runtime.processes.memory import BETWEEN
+from geartrain.runtime.processes.memory import BETWEEN, COMMON
 from geartrain.runtime.processes.messages import (
     Kind,
     Names,
@@ -99,6 +100,8 @@ class Pass:
 def live(worker: int, channel: AbstractChannel) -> None:
     """Work until the parent is gone."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1 says where it is
+    # What torch marks an optimiser with that has a scheduler is in no pickle.
+    warnings.filterwarnings("ignore", "Seems like `optimizer.step", UserWarning)
     try:
         while True:
             _live_through_a_pass(worker, channel)
@@ -508,10 +511,14 @@ class _Work:
         for name, part in parts.items():
             tensors, document = parts_to_tensors({name: part})
             weights = {f"{name}/weights/{key}" for key, _ in part.module.named_parameters()}
+            buffers = dict(part.module.named_buffers(remove_duplicate=False))
+            for key in buffers:
+                tensors.pop(f"{name}/weights/{key}", None)
             sent = {
                 k: x
                 for k, x in tensors.items()
-                if not self._is_shared(x)
+                if isinstance(x, Tensor)  # what a state_dict has besides stays here
+                and not self._is_shared(x)
                 and (trains or not (k in weights or k.startswith(f"{name}/optimizer/")))
             }
             said = {
@@ -520,10 +527,13 @@ class _Work:
                 "shared": sorted(tensors.keys() - sent),
                 "frozen": part.frozen,
             }
+            for key, buffer in buffers.items():
+                if not self._is_shared(buffer):
+                    sent[f"{name}/buffers/{key}"] = buffer
             self._send(named_to_record("part", said, sent))
 
     def _is_shared(self, x: Tensor) -> bool:
-        return any(x in region for region in self._regions.values())
+        return any(x in region for k, region in self._regions.items() if k != COMMON)
 
     def _send_memories(self) -> None:
         for node in self._nodes:

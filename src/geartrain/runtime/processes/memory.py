@@ -25,7 +25,10 @@ import cloudpickle
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import type_before_parametrizations
 
+from geartrain.nodes.hooks import carry_hooks, hooks_of
 from geartrain.transport.common import Common, may_lie_in_common
 
 BEGINNING: Final = -1
@@ -246,7 +249,39 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # without annotations
             isinstance(thing, nn.Parameter),
             thing.requires_grad,
             dict(vars(thing)),
+            hooks_of(thing),
         )
+
+    def reducer_override(self, thing: object) -> Any:
+        """A module with parametrizations, such as ``weight_norm``, goes as what it was made of:
+        its class is made for it alone, and refuses to be pickled."""
+        if isinstance(thing, nn.Module) and type_before_parametrizations(thing) is not type(thing):
+            kind = type_before_parametrizations(thing)
+            names = list(thing.parametrizations)  # type: ignore[arg-type]
+            return _parametrized, (kind, names), dict(vars(thing))
+        if isinstance(thing, nn.Parameter) and hooks_of(thing):
+            more = dict(vars(thing))
+            return _with_hooks, (thing.data, thing.requires_grad, hooks_of(thing), more)
+        return super().reducer_override(thing)
+
+
+def _with_hooks(
+    data: Tensor, wants_gradient: bool, hooks: tuple[Any, ...], more: dict[str, Any]
+) -> nn.Parameter:
+    """A parameter that is in no memory that both have."""
+    parameter = nn.Parameter(data, wants_gradient)
+    vars(parameter).update(more)
+    carry_hooks(hooks, parameter)
+    return parameter
+
+
+def _parametrized(kind: type[nn.Module], names: list[str]) -> nn.Module:
+    """A module without anything in it, of a class of its own that makes these tensors."""
+    module = kind.__new__(kind)
+    parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+    return module
 
 
 @final
@@ -264,7 +299,8 @@ class _Unpickler(pickle.Unpickler):
         self._found: dict[int, Tensor] = {}
 
     def persistent_load(self, reference: Any) -> Tensor:
-        number, region, offset, dtype, shape, stride, is_parameter, wants_gradient, more = reference
+        number, region, offset, dtype, shape, stride, *kind_of, more, hooks = reference
+        is_parameter, wants_gradient = kind_of
         if number not in self._found:
             kind = getattr(torch, dtype)
             if region in self._apart:
@@ -278,6 +314,7 @@ class _Unpickler(pickle.Unpickler):
             x = nn.Parameter(x, wants_gradient) if is_parameter else x
             vars(x).update(more)
             self._found[number] = x if is_parameter else x.requires_grad_(wants_gradient)
+            carry_hooks(hooks, x)
         return self._found[number]
 
 

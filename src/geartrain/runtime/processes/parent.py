@@ -494,7 +494,7 @@ class Parent:
             case "lost":
                 self._take_lost(w, document[0], dict(document[1]))
             case "failed":
-                self._fail(document, w)
+                self._fail(error_of_json(document, w))
             case "done":
                 self._done.add(w)
                 assert self._transport is not None
@@ -506,7 +506,10 @@ class Parent:
                 self._watch.waited(w, waited_s)
                 self._tell_sent(w, document["sent"])
             case _:
-                self._returned.take(what, document, tensors)
+                try:
+                    self._returned.take(what, document, tensors)
+                except Exception as error:  # noqa: BLE001 - raised when the others have been heard
+                    self._fail(error)
 
     def _take_lost(self, w: int, lost: Sequence[int], unreached: Mapping[int, str]) -> None:
         """A worker says whom it has no connection with any more."""
@@ -554,8 +557,7 @@ class Parent:
             else:
                 self._stuck = True
 
-    def _fail(self, told: Any, w: int) -> None:
-        error = error_of_json(told, w)
+    def _fail(self, error: BaseException) -> None:
         if self._failure is None:
             self._failure = error
         else:

@@ -10,11 +10,12 @@ all of these runtimes.
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from typing import Any, Literal, TypeAlias
 
 from geartrain.engine.engine import Engine
-from geartrain.errors import WorkerDiedError
+from geartrain.errors import BusyError, WorkerDiedError
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, threads_each
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.kernel_threads import cores_left_to_workers
@@ -61,6 +62,7 @@ class AbstractSupervised(AbstractRuntime):
         self.on_worker_death = on_worker_death
         self.most_deaths = 0 if on_worker_death == "raise" else most_deaths
         self._pool: AbstractPool | None = None
+        self._used = threading.Lock()
 
     @abstractmethod
     def _make_pool(self) -> AbstractPool:
@@ -79,6 +81,17 @@ class AbstractSupervised(AbstractRuntime):
 
     def run(self, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:
         kind = type(self).__name__
+        if not self._used.acquire(blocking=False):
+            raise BusyError(
+                f"runtime={kind}(...): its workers are in the middle of a pass of another "
+                "session; wait until that has returned, or give each session a runtime of its own"
+            )
+        try:
+            return self._run(kind, engine, feeder, watch)
+        finally:
+            self._used.release()
+
+    def _run(self, kind: str, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:
         if not engine.sharing.by_letters:
             raise ValueError(
                 f"runtime={kind}(...): {type(engine.sharing).__name__} needs workers with one "
@@ -146,4 +159,8 @@ class AbstractSupervised(AbstractRuntime):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the processes: a copy makes its own."""
-        return {**self.__dict__, "_pool": None}
+        return {**self.__dict__, "_pool": None, "_used": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._used = threading.Lock()
