@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,6 +203,57 @@ def test_memory_that_passes_is_lent_again_unless_somebody_has_a_view() -> None:
     memory.begin()
     memory.lend(1000).fill_(1)
     assert not view.any()
+
+
+def test_memory_that_passes_is_there_in_turns_alone_as_much_as_the_last_one_wanted() -> None:
+    memory, before = PassingMemory(), pool.shared.nbytes()
+    for wanted in (pool.LEAST, 4 * pool.LEAST, 2 * pool.LEAST):
+        memory.begin()
+        first = memory.lend(wanted)
+        assert pool.shared.nbytes() > before
+        del first
+        memory.rest()
+        assert pool.shared.nbytes() == before
+    memory.begin()
+    assert pool.shared.nbytes() == before + 2 * pool.LEAST
+
+
+def test_rows_that_wait_for_a_step_hold_nothing_that_others_were_lent(
+    native: library.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_native, "BYTES_BACK", 3)
+    held: list[bool] = []
+    before = PassingMemory.begin
+
+    def begin(self: PassingMemory) -> None:
+        held.append(not pool.is_alone(self._memory))
+        before(self)
+
+    monkeypatch.setattr(PassingMemory, "begin", begin)
+    passed()
+    assert len(held) > 24
+    assert not any(held)
+
+
+def test_larger_memory_of_a_module_lies_where_the_smaller_one_lay() -> None:
+    row = pool.LEAST // 8
+    blocks = [arenas.Block(torch.uint8, (row,))]
+    layout: Any = SimpleNamespace(blocks=blocks, fleeting_blocks=blocks)
+    module = TurnModule(0, None, None, layout)
+    before = pool.shared.nbytes()
+    module.reserve(0, 8, 8)
+    most: list[int] = []
+    empty = pool.MemoryPool.empty
+
+    def noted(self: pool.MemoryPool, *given: Any) -> Tensor:
+        found = empty(self, *given)
+        most.append(self.nbytes() - before)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool.MemoryPool, "empty", noted)
+        module.reserve(0, 16, 16)
+    assert most == [28 * row, 36 * row]  # of a call it has a quarter more
 
 
 def test_rows_of_lent_memory_lie_where_it_says() -> None:

@@ -58,29 +58,31 @@ class Block:
 class PassingMemory:
     """Memory that is lent in ranges, until all of them are done with; then it is lent anew.
 
-    As much as was asked for at a time before is there at once.
+    As much as was asked for at a time before is there at once. Between turns there is none.
     """
 
-    __slots__ = ("_asked", "_memory", "_most", "_used")
+    __slots__ = ("_asked", "_expected", "_memory", "_most", "_used")
 
     def __init__(self) -> None:
         self._memory = _NOTHING
-        self._used = self._asked = self._most = 0
+        self._used = self._asked = self._most = self._expected = 0
 
     def begin(self) -> None:
         """What has been lent is done with, but for what somebody still has a view of."""
-        self._most = max(self._most, self._asked)
-        self._used = self._asked = 0
-        if self._memory.nbytes < self._most or not pool.is_alone(self._memory):
+        self._note()
+        most = max(self._most, self._expected)
+        if self._memory.nbytes < most or not pool.is_alone(self._memory):
             self._memory = _NOTHING
-            self._memory = pool.shared.empty((self._most,), torch.uint8)
+            self._memory = pool.shared.empty((most,), torch.uint8)
 
     def rest(self) -> None:
-        """A turn is over: much more than it has asked for is not kept."""
-        self.begin()
-        if self._memory.nbytes > MUCH_MORE * self._most:
-            self._memory = _NOTHING
-        self._most = 0
+        """A turn is over; the next one asks for about as much."""
+        self._note()
+        self._memory, self._expected, self._most = _NOTHING, self._most, 0
+
+    def _note(self) -> None:
+        self._most = max(self._most, self._asked)
+        self._used = self._asked = 0
 
     def lend(self, nbytes: int) -> Tensor:
         """So many bytes."""
@@ -100,30 +102,19 @@ class RowMemory:
     Args:
         blocks: They.
         rows: How many each has room for.
-        passing: Others behind them.
-        most: Rows that each of those has room for.
         within: Lends it; None: it has memory of its own.
     """
 
     __slots__ = ("_blocks", "_memory", "_typed", "begins", "pointers", "rows")
 
     def __init__(
-        self,
-        blocks: Sequence[Block],
-        rows: int,
-        passing: Sequence[Block] = (),
-        most: int = 0,
-        within: PassingMemory | None = None,
+        self, blocks: Sequence[Block], rows: int, within: PassingMemory | None = None
     ) -> None:
         self._blocks, self.rows = blocks, rows
         self.begins, total = [], 0
         for block in blocks:
             self.begins.append(total)
             size = rows * block.row
-            total += size + -size % _LINE
-        for block in passing:
-            self.begins.append(total)
-            size = most * block.row
             total += size + -size % _LINE
         if within is None:
             self._memory = pool.shared.empty((total,), torch.uint8)
@@ -163,3 +154,6 @@ class RowMemory:
     def tensors(self) -> list[Tensor]:
         """The memory."""
         return [self._memory]
+
+
+NO_MEMORY: Final = RowMemory((), 0)

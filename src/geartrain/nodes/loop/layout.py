@@ -394,6 +394,7 @@ class CallLayout:
         self,
         arena: RowMemory,
         back: RowMemory,
+        passing: RowMemory,
         first: int,
         sums: Sequence[Tensor | None],
         held: FiringTensors,
@@ -403,20 +404,21 @@ class CallLayout:
 
         Args:
             arena: Of the rows of this turn.
-            back: Of the rows from ``first`` on that go back now, and behind that of any one call.
+            back: Of the rows from ``first`` on that go back now.
+            passing: Of those of any one call.
             first: Their first.
             sums: By what is made, where rows are added up in it.
             held: The tensors of the turn.
             gradients: Of the value that it makes.
         """
         outputs = held.likes(self.into) or ()
-        own = zip(back.pointers, self.back_blocks, strict=False)
+        own = zip(back.pointers, self.back_blocks, strict=True)
         where = [
             *arena.pointers,
             *[x.data_ptr() for x in outputs],
             *[0 if g is None else g.data_ptr() for g in gradients],
             *[at - first * block.row for at, block in own],
-            *back.pointers[len(self.back_blocks) :],
+            *passing.pointers,
             *[0 if x is None else x.data_ptr() for x in sums],
             0,
         ]

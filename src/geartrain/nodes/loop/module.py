@@ -10,7 +10,7 @@ from torch import Tensor
 from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.native.calls import SEEDS, Home
 from geartrain.nodes.kernel import AbstractKernel
-from geartrain.nodes.loop.arenas import ENOUGH, MUCH_MORE, RowMemory, larger
+from geartrain.nodes.loop.arenas import ENOUGH, MUCH_MORE, NO_MEMORY, RowMemory, larger
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.plan import RowNumbers
@@ -49,7 +49,7 @@ class TurnModule:
         self, number: int, inner: Inner | None, kernel: AbstractKernel | None, layout: CallLayout
     ) -> None:
         self.number, self.inner, self.kernel, self.layout = number, inner, kernel, layout
-        self.arena, self.fleeting = RowMemory((), 0), RowMemory((), 0)
+        self.arena, self.fleeting = NO_MEMORY, NO_MEMORY
         self.size = 0
         """Rows so far."""
         self.slots: list[IntArray] = []
@@ -61,9 +61,9 @@ class TurnModule:
         """Begin another turn, with the memory of the one before as far as nobody else has it."""
         self.inner, self.kernel = inner, kernel
         if self.arena.rows > MUCH_MORE * self.size or not self.arena.is_alone:
-            self.arena, self._at = RowMemory((), 0), None
+            self.arena, self._at = NO_MEMORY, None
         if not self.fleeting.is_alone:
-            self.fleeting, self._at = RowMemory((), 0), None
+            self.fleeting, self._at = NO_MEMORY, None
         self.size, self.slots, self._begins = 0, [], True
 
     @property
@@ -93,14 +93,16 @@ class TurnModule:
             more: How many.
             most: Of one call.
         """
-        arena, end = self.arena, self.size + more
+        room, end = self.arena.rows, self.size + more
         if most > self.fleeting.rows:
-            room = most + (most >> 2) if self.fleeting.rows else most
-            self.fleeting, self._at = RowMemory(self.layout.fleeting_blocks, room), None
-        if self.size and end > arena.rows:
-            self.arena, self._at = arena.grown(larger(arena.rows, end, n), self.size), None
-        elif not self.size and max(end, int(n * ENOUGH)) > arena.rows:
-            self.arena, self._at = RowMemory(self.layout.blocks, max(end, n)), None
+            rows = most + (most >> 2) if self.fleeting.rows else most
+            self.fleeting, self._at = NO_MEMORY, None  # so that it may lie there
+            self.fleeting = RowMemory(self.layout.fleeting_blocks, rows)
+        if self.size and end > room:
+            self.arena, self._at = self.arena.grown(larger(room, end, n), self.size), None
+        elif not self.size and max(end, int(n * ENOUGH)) > room:
+            self.arena, self._at = NO_MEMORY, None
+            self.arena = RowMemory(self.layout.blocks, max(end, n))
 
     def place(self, held: FiringTensors) -> None:
         """Write where everything lies that the forward reads and writes, unless it is written."""

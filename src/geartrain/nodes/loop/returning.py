@@ -49,6 +49,7 @@ class Returning:
         "_local",
         "_multiplied",
         "_n",
+        "_passing",
         "_records",
         "_rest",
         "_sums",
@@ -83,9 +84,13 @@ class Returning:
             several = int(self._updates.max()) + 1
             at_updates = pointer(self._updates) - self._updates.itemsize * first
         most = max([record[1] for record in records])
-        self._arena = RowMemory(layout.back_blocks, n, layout.passing_blocks, most, passing)
+        # What waits for a step stays: it would hold what all others are lent, too.
+        waits = weights is not None and (self._updates is not None or self._are_few)
+        self._arena = RowMemory(layout.back_blocks, n, None if waits else passing)
+        self._passing = RowMemory(layout.passing_blocks, most, passing)
         self._sums = layout.sums(several)
-        layout.place_back(module.arena, self._arena, first, self._sums, held, gradients)
+        lent = self._arena, self._passing
+        layout.place_back(module.arena, *lent, first, self._sums, held, gradients)
         self._wanted = np.zeros(n, np.uint8)
         self._known: list[tuple[int, int, int]] | None = None
         self._count: int | None = None
@@ -95,6 +100,11 @@ class Returning:
         # Where both would lie if they began with the first row of the module.
         self.words = pointer(self._wanted) - first, 0, at_updates
         """As the table of modules ends."""
+
+    @property
+    def _are_few(self) -> bool:
+        """Whether they had better wait for the other rows of the turn."""
+        return self._n < ALONE and self._n < self.module.size
 
     @property
     def _came(self) -> int:
@@ -113,8 +123,7 @@ class Returning:
         weights, n = self.module.weights, self._n
         if weights is None or self._updates is not None:
             return
-        # Few of the rows of a turn had better wait for the others.
-        if (n < ALONE and n < self.module.size) or self._came < n:
+        if self._are_few or self._came < n:
             return
         layout = self.module.layout
         learnt, rest = layout.form.rows_learnt(came, weights.gradient)

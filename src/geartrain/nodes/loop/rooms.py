@@ -35,7 +35,7 @@ class TurnRoom:
         modules: As C called them, by number.
         words: Row numbers and where they lie, as C has read them.
         between: What calls have in common for what they compute in between, or None.
-        passing: What the way back makes, until it is added up.
+        passing: What the way back makes, until it is added up; how much that was.
     """
 
     buffers: LeftBuffers | None = None

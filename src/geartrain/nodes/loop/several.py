@@ -29,7 +29,7 @@ from geartrain.native.calls import (
 from geartrain.native.rows import pointer
 from geartrain.nodes.held import Recalled
 from geartrain.nodes.inside import look_inside
-from geartrain.nodes.loop.arenas import MUCH_MORE, Block, RowMemory, larger
+from geartrain.nodes.loop.arenas import MUCH_MORE, NO_MEMORY, Block, RowMemory, larger
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import Table, key_of, kinds_of, read_words
 from geartrain.nodes.loop.plan import RowNumbers
@@ -282,7 +282,7 @@ class SeveralModule:
         layout: SeveralLayout,
     ) -> None:
         self.number, self.inner, self.kernel, self.layout = number, inner, kernel, layout
-        self.arenas = [RowMemory((), 0), RowMemory((), 0)]
+        self.arenas = [NO_MEMORY, NO_MEMORY]
         self.size = 0
         """Rows so far."""
         self.slots: list[IntArray] = []
@@ -298,7 +298,7 @@ class SeveralModule:
         sizes = self.size, self.members
         for kind, (arena, used) in enumerate(zip(self.arenas, sizes, strict=True)):
             if arena.rows > MUCH_MORE * used or not arena.is_alone:
-                self.arenas[kind] = RowMemory((), 0)
+                self.arenas[kind] = NO_MEMORY
         self.size, self.slots, self.states, self._seen = 0, [], [], -1
 
     @property
@@ -357,9 +357,10 @@ class SeveralModule:
             arena = self.arenas[kind]
             if asked > arena.rows:
                 room = larger(arena.rows if used else 0, asked, hoped)
-                self.arenas[kind] = (
-                    arena.grown(room, used) if used else RowMemory(self.layout.blocks[kind], room)
-                )
+                if not used:
+                    arena = self.arenas[kind] = NO_MEMORY  # so that it may lie there
+                blocks = self.layout.blocks[kind]
+                self.arenas[kind] = arena.grown(room, used) if used else RowMemory(blocks, room)
                 self._seen = -1
 
     def add(self, rows: RowNumbers, columns: Sequence[Tensor]) -> None:

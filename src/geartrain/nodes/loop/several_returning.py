@@ -19,6 +19,7 @@ from geartrain.nodes.loop.returning import rows_of_calls
 from geartrain.nodes.loop.several import SeveralModule
 from geartrain.nodes.loop.turn import Got
 from geartrain.nodes.loop.updates import Updates
+from geartrain.nodes.slot import ALONE
 
 _OF_VALUES: Final = ("tangent", "output")
 
@@ -67,8 +68,9 @@ class SeveralReturning:
         self._memory = module.recalled(first, n)
         self._gets = self._memory is not None and self._memory.wanted
         sizes = n, int(ends[-1]) - self._begin
+        # What waits for a step stays: it would hold what all others are lent, too.
         self._arenas = [
-            RowMemory(blocks, rows, within=passing)
+            RowMemory(blocks, rows, passing if of is None and rows >= ALONE else None)
             for blocks, rows in zip(layout.back_blocks, sizes, strict=True)
         ]
         at = module.addresses()
