@@ -3,11 +3,13 @@
     python tests/mutation/mutate.py                        all faults of all folders: hours
     python tests/mutation/mutate.py --sample 40 --seed 1   some of them
     python tests/mutation/mutate.py src/geartrain/parts/late/delay.py
+    python tests/mutation/mutate.py src/geartrain/native/heap.py --tests tests/native/test_pool.py
 
-The tests run once with a source that tells which statements each of them runs (``--lines FILE``
-keeps that for the next time, as long as neither source nor tests change). Each fault then has a
-process of its own, forked from one that has imported torch, in a copy of the tree: it runs tests
-that run the statement until one fails. One that takes far too long has failed too.
+The tests run once with a source that tells which statements of the files each of them runs
+(``--lines FILE`` keeps that for the next time, as long as neither source nor tests change). Each
+fault then has a process of its own, forked from one that has imported torch, in a copy of the
+tree: it runs tests that run the statement until one fails. One that takes far too long has failed
+too.
 
 A fault that no test sees is printed in the form of ``explained.txt``, the list of those that none
 can see; if there is one that it does not hold, the exit status is 1. On systems that can fork.
@@ -131,8 +133,8 @@ def forked(folder: Path, work: Callable[[], int]) -> int:
         os._exit(code)
 
 
-def traced(folder: Path, tests: Sequence[str], path: Path) -> None:
-    """Find out who runs which statements."""
+def traced(folder: Path, files: Sequence[str], tests: Sequence[str], path: Path) -> None:
+    """Find out who runs which statements of the files."""
 
     def work() -> int:
         plugin = Lines()
@@ -140,10 +142,10 @@ def traced(folder: Path, tests: Sequence[str], path: Path) -> None:
         plugin.write(path)
         return int(code)
 
-    for name in every_file():
+    for name in files:
         (folder / name).write_text(telling((ROOT / name).read_text(), name))
     _, status = os.waitpid(forked(folder, work), 0)
-    for name in every_file():
+    for name in files:
         shutil.copy(ROOT / name, folder / name)
     if os.waitstatus_to_exitcode(status) not in (0, 1):
         raise SystemExit(f"the tests do not run:\n{(folder / 'said.txt').read_text()[-4000:]}")
@@ -224,7 +226,7 @@ def require_sound(folder: Path, fault: Fault, who: Mapping[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("files", nargs="*", help="of the folders; all of them if none is given")
+    parser.add_argument("files", nargs="*", help="of the source; all of some folders if none")
     parser.add_argument("--sample", type=int, help="try so many, drawn by chance")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
@@ -243,7 +245,7 @@ def main() -> int:
         folders = [copied(Path(scratch) / str(k)) for k in range(given.processes)]
         path = (given.lines or Path(scratch) / "lines.json").resolve()
         if not path.exists():
-            traced(folders[0], given.tests, path)
+            traced(folders[0], files, given.tests, path)
         who = json.loads(path.read_text())
         for name in who["modules"]:
             with suppress(ImportError):

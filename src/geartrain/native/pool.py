@@ -60,7 +60,7 @@ class _Pages:
         self.address: int = np.frombuffer(self._mapped, np.uint8).__array_interface__["data"][0]
         self.free = Ranges(nbytes // _LINE)
         self.highest = self.written = 0
-        """Bytes to the end of the last tensor: since it was looked at, and ever."""
+        """Bytes to the end of the last tensor: since it was looked at, and when it was."""
 
     def lend(self, lines: int) -> int | None:
         """The first of so many lines, which are lent now; None: there are not so many."""
@@ -71,7 +71,6 @@ class _Pages:
 
     def give_back_pages(self) -> None:
         """Pages beyond all tensors of late go back to the system."""
-        self.written = max(self.written, self.highest)
         first = self.highest + -self.highest % mmap.PAGESIZE
         if self.written > first:
             self._mapped.madvise(mmap.MADV_DONTNEED, first, self.written - first)
