@@ -24,8 +24,8 @@ from geartrain.graph.graph import Graph
 from geartrain.nn.derived import DerivedKernel
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.loss import cross_entropy
-from geartrain.parts.part import PartState
 from geartrain.parts.rules import Flush, Part, Rules
+from geartrain.parts.usable import require_one_device
 from geartrain.runtime.base import Feeder
 from geartrain.runtime.threads import Threads
 from geartrain.sharing.shared_weights import SharedWeights
@@ -119,8 +119,12 @@ def test_a_session_on_the_cpu_by_name_trains_as_one_without() -> None:
 
 
 def test_only_a_graph_with_something_elsewhere_asks_where_rows_are() -> None:
-    def spread(graph: Graph, device: torch.device | None = None) -> bool:
+    def spread(
+        graph: Graph, device: torch.device | None = None, moved: torch.nn.Module | None = None
+    ) -> bool:
         parts = make_parts(graph, Rules())
+        if moved is not None:  # weights without numbers are refused before
+            moved.to("meta")
         engine = Engine(graph, parts, Settings(device=device))
         found = {node.place.spread for node in engine.wiring.nodes.values()}
         assert len(found) == 1
@@ -131,8 +135,7 @@ def test_only_a_graph_with_something_elsewhere_asks_where_rows_are() -> None:
     assert not spread(graph, HOST)
     assert spread(graph, torch.device("meta"))
     graph, _ = graph_on({})
-    next(iter(graph.modules())).to("meta")
-    assert spread(graph)
+    assert spread(graph, moved=next(iter(graph.modules())))
     graph = Graph(value=("label",))
     weighing = torch.nn.CrossEntropyLoss(torch.ones(2, device="meta"), reduction="none")
     graph.input("x").through(torch.nn.Linear(3, 2)).loss(weighing, target="label")
@@ -289,4 +292,4 @@ def test_a_part_whose_weights_lie_on_two_devices_is_refused() -> None:
     module = torch.nn.Linear(2, 2)
     module.bias = torch.nn.Parameter(torch.empty(2, device="meta"))
     with pytest.raises(ValueError, match=r"part 'torn': its parameters lie on cpu, meta"):
-        PartState("torn", module, Rules())
+        require_one_device("torn", module)
