@@ -25,7 +25,7 @@ from geartrain.nodes.remembering import RememberingRead
 from tests.rigs.bundling import WIDTH, Apart, Asks, Follows, Mixes, Shifts, Sum, Weighs
 from tests.rigs.passes import Order, accumulate, assert_same_gradients
 
-NAMES = 5
+NAMES, LARGE = 5, 1 << 53
 FEW = Order(max_active=3)
 ORDERS = [FEW, Order(policy="random", seed=3, max_active=2), Order("threads", 2, max_active=3)]
 
@@ -109,6 +109,15 @@ class Point(nn.Module):
         return torch.tanh(self.new(torch.cat([h, read], 1))), -share.gather(1, right[:, None])
 
 
+class Marks(Point):
+    """And marks those of which the number is even, by integers that no number tells apart."""
+
+    def forward(self, *given: Tensor) -> tuple[Tensor, Tensor]:
+        new, said = super().forward(*given)
+        even = given[-1] + LARGE == given[-1] // 2 * 2 + LARGE
+        return torch.where(even[:, None], new, new.sin()), said
+
+
 class Copies(nn.Module):
     """Says names of its own, and those of members; the second number is what it thinks of them."""
 
@@ -176,16 +185,22 @@ def naming(keys: Tensor, values: Tensor, right: Tensor) -> tuple[Tensor, ...]:
 
 
 def pointing(
-    *, decides: bool = False, detached: bool = False, half: bool = False, names: bool = False
+    *,
+    decides: bool = False,
+    detached: bool = False,
+    half: bool = False,
+    names: bool = False,
+    marks: bool = False,
 ) -> Graph:
     """A set that is held, and read at each step of a loop."""
+    reads = Copies() if names else Marks() if marks else Point()
     graph = Graph(vertex=("right",))
     held = graph.input("x", bundle=True).through(Halves(), name="encode")
     held = held.detach() if detached else held
     held = (held.through(naming, name="naming", read="right") if names else held).hold(name="set")
     steps = graph.loop(name="steps", run="whole")
     steps.join(held.through(First(), name="first", inside=True, pool=True, take=(0, 1)))
-    new = steps.attend(held, Copies() if names else Point(), name="point", read="right")
+    new = steps.attend(held, reads, name="point", read="right")
     if not half:
         new.through(nn.Identity(), take=1, name="missed").loss(lambda y: y[:, 0])
     state = new.through(nn.Identity(), take=0, name="state")
@@ -251,6 +266,7 @@ CASES: dict[str, tuple[Callable[[], Graph], Callable[[], list[Instance]]]] = {
     "a memory with names": (partial(pointing, names=True), sets),
     "names, and a gradient that nobody wants": (partial(pointing, names=True, detached=True), sets),
     "names, and rows without a gradient": (partial(pointing, names=True, half=True), sets),
+    "integers that are compared": (partial(pointing, marks=True), sets),
     "bundles": (bundling, trees),
     "one of a bundle asks the others": (partial(bundling, Asks), trees),
     "bundles answered with bundles": (mixing, bundles),

@@ -92,7 +92,7 @@ class AbstractLowering(ABC):
     ) -> None:
         small, large = traces
         self._counts, self.dtype = counts, dtype
-        self.shapes, self._constants = small.shapes, small.constants
+        self.shapes, self.constants = small.shapes, small.constants
         self.nodes, others = _read_nodes(small), _read_nodes(large)
         if [(x.op, x.target) for x in self.nodes if x.op == "call_function"] != [
             (x.op, x.target) for x in others if x.op == "call_function"
@@ -122,6 +122,8 @@ class AbstractLowering(ABC):
         self.weights: dict[tuple[int, bool], Buffer] = {}
         self._held: dict[int, Buffer] = {}
         self.values: dict[fx.Node, Known] = {}
+        self.most: dict[fx.Node, float] = {}
+        """What none of the integers is above that steps have made: see ``exact.py``."""
         self.summed: dict[fx.Node, RaggedValue] = {}
         """Nodes that are sums of rows, of which nothing is known but the rows."""
         self.of: dict[fx.Node, frozenset[int]] = {}
@@ -172,7 +174,7 @@ class AbstractLowering(ABC):
         return RaggedValue(buffer, 0, like.width, like.kind, like.times, like.tail)
 
     def _constant(self, x: fx.Node) -> Known:
-        found = self._constants[str(x.target)]
+        found = self.constants[str(x.target)]
         return Constant(float(found)) if found.numel() == 1 else None
 
     # What is known of nodes.
@@ -256,10 +258,12 @@ class AbstractLowering(ABC):
         return self._held.setdefault(number, Buffer(HELD, width, role="held", number=number))
 
     def _as_float(self, x: fx.Node, node: fx.Node) -> RaggedValue:
-        self.ints(node)
+        base = self.like(node)
+        truths = node.meta.get("dtype") is torch.bool and base.kind != NO_ROWS and base.width == 1
+        if not truths:
+            self.ints(node)
         found = self._floats.get(node)
         if found is None:
-            base = self.like(node)
             found = Buffer(base.kind, base.times, role="as_float", node=node)
             self._floats[node] = found
         like = self.like(x)

@@ -391,11 +391,18 @@ class Cutter:
                 made[x] = graph.call_function(counts(self._low, x), (made[counting[x]],))
             elif x in needed:
                 made[x] = graph.node_copy(x, made.__getitem__)
-        graph.output(tuple(made[x] for x in found))
-        return tuple(map(self._ints_of, found)), emit(graph, {})
+        graph.output(tuple([_as_integers(graph, x, made[x]) for x in found]))
+        return tuple(map(self._ints_of, found)), emit(graph, self._low.constants)
 
     def _ints_of(self, node: fx.Node) -> CountedInts:
         like, inputs = self._low.like(node), self._low.inputs
         seen = above(self._low, [node])
         read = frozenset(k for k, x in enumerate(inputs) if x in seen)
         return CountedInts(node, like.kind, like.times, read, are_of_each(self._low, node))
+
+
+def _as_integers(graph: fx.Graph, x: fx.Node, made: fx.Node) -> fx.Node:
+    """What a node has made, and truths as integers."""
+    if x.meta.get("dtype") is not torch.bool:
+        return made
+    return graph.call_function(aten._to_copy.default, (made,), {"dtype": torch.int64})

@@ -20,6 +20,7 @@ from torch import fx
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.apart import APART, arithmetic
 from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, numbers_of
+from geartrain.nn.ragged.exact import check_exact, is_compared_exactly
 from geartrain.nn.ragged.integers import COUNTS, counts_rows
 from geartrain.nn.ragged.matrices import MATRICES
 from geartrain.nn.ragged.numbered import NUMBERED_ROWS
@@ -80,6 +81,7 @@ class Lowering(AbstractLowering):
             self.values[x] = None  # of use for the gradients of weights alone
         else:
             arithmetic(self, x)
+        check_exact(self, x)
 
     def _count_up(self, x: fx.Node) -> None:
         """0, 1, ...: the numbers of rows, or of members in their bundle."""
@@ -97,11 +99,20 @@ class Lowering(AbstractLowering):
         self.values[x] = CountedRows(x)
 
     def _is_counted(self, x: fx.Node) -> bool:
-        """Whether integers alone make it, and it is one, or the same as one."""
+        """Whether integers alone make it, and it is one, or the same as one, or a truth that steps
+        may not find."""
         known = [self.values.get(s) for s in x.all_input_nodes if not self._is_whole(s)]
         if not known or not all(isinstance(each, CountedRows) for each in known):
             return False
-        return x.target in SAME or x.meta.get("dtype") is torch.int64
+        dtype = x.meta.get("dtype")
+        if x.target in SAME or dtype is torch.int64:
+            return True
+        return dtype is torch.bool and not is_compared_exactly(self, x)
+
+    def _is_same(self, x: fx.Node) -> bool:
+        """Whether it has the integers of what it is made of, or these as numbers."""
+        before, dtype = x.all_input_nodes[0].meta.get("dtype"), x.meta.get("dtype")
+        return x.target in SAME and (dtype is before or dtype is self.dtype)
 
     def _is_whole(self, x: fx.Node) -> bool:
         """Whether it is one integer everywhere, however many rows there are."""
@@ -113,10 +124,11 @@ class Lowering(AbstractLowering):
         return self.late(x) and self.like(x).kind == NO_ROWS
 
     def _count(self, x: fx.Node) -> None:
-        """Integers of integers."""
-        if x.target in SAME:
+        """Integers of integers, or truths."""
+        if self._is_same(x):
             self.values[x] = self.values[x.all_input_nodes[0]]
             return
-        same = numbers_of(x) == numbers_of(self.twin[x])
-        counts = x.meta.get("dtype") is torch.int64 and same and len(self.shapes[x]) == 1
+        same, dtype = numbers_of(x) == numbers_of(self.twin[x]), x.meta.get("dtype")
+        single = len(self.shapes[x]) == 1 or (dtype is torch.bool and self.like(x).width == 1)
+        counts = dtype in (torch.int64, torch.bool) and same and single
         self.values[x] = CountedRows(x) if counts else None
