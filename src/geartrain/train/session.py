@@ -20,7 +20,7 @@ from typing import Any, Literal, final
 import numpy as np
 import torch
 
-from geartrain.bounds import MOST_SEED, SEED
+from geartrain.bounds import MOST_SEED, SEED, require_whole
 from geartrain.device import require_device
 from geartrain.engine.instrument import AbstractInstrument
 from geartrain.engine.parts import make_parts
@@ -39,7 +39,7 @@ from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.threads import Threads
 from geartrain.sharing.alone import Alone
 from geartrain.sharing.sharing import AbstractSharing
-from geartrain.train.arguments import require_instruments, require_kinds, require_whole
+from geartrain.train.arguments import require_instruments, require_kinds
 from geartrain.train.auto import Auto, RuntimeChoice
 from geartrain.train.checkpoint import Retention, write_checkpoint
 from geartrain.train.fit_arguments import require_fit_arguments
@@ -112,7 +112,7 @@ class Session:
     ) -> None:
         require_kinds(graph=graph, rules=rules, runtime=runtime, schedule=schedule)
         require_kinds(compute=compute, reading=reading)
-        require_whole(seed=seed)
+        require_whole(f"seed={seed!r:.80}", seed)
         if not 0 <= seed <= MOST_SEED:
             raise ValueError(f"seed={seed}: give 0 to {MOST_SEED:,}, as {SEED}")
         self.graph = graph
@@ -233,7 +233,6 @@ class Session:
             GraphError: The graph cannot run, or has no loss.
         """
         require_kinds(until=until, keep=keep, folder=folder)
-        require_whole(epochs=epochs, keep_last=keep_last)
         require_fit_arguments(
             epochs, until, valid, folder, checkpoint_every, keep_last, evaluate_every
         )
