@@ -51,6 +51,7 @@ from geartrain.train.options import Compute, Keep, Reading
 from geartrain.train.results import Evaluation, Fit, Target
 from geartrain.train.source import Data, Source
 from geartrain.train.state import State
+from geartrain.train.validation import require_some
 
 log = logging.getLogger("geartrain.train")
 
@@ -201,7 +202,7 @@ class Session:
             train: Instances, or items for ``convert``.
             epochs: The last epoch, counted from the session's first: ``fit(epochs=2)`` and then
                 ``fit(epochs=3)`` trains three. A session that was loaded continues in its own.
-            valid: Evaluated after every epoch.
+            valid: Evaluated after every epoch; refused where it has no instance.
             until: Stops after the evaluation that reaches it.
             folder: Gets ``latest.safetensors`` after every evaluation and epoch, and
                 ``best.safetensors`` when the metric of ``until`` (without it: the validation loss)
@@ -246,6 +247,7 @@ class Session:
         log.info("%s", kernels_status())
         source = self._source(train, shuffle=self.reading.shuffle)
         validation = None if valid is None else self._source(valid, shuffle=False)
+        require_some(None if validation is None else validation.length)
         with self.state.used.by("fit"), self.state.deaths.of_one_call():
             self.state.check(source)
             self.state.remark()
