@@ -42,5 +42,5 @@ def test_points_rise_to_the_end_and_are_no_closer_than_they_should_be(
 
 @pytest.mark.parametrize("every", [0.0, -0.5, 1.5, float("nan")])
 def test_what_is_no_share_of_an_epoch_is_refused(every: float) -> None:
-    with pytest.raises(ValueError, match=f"evaluate_every={every!r}: give a share of an epoch"):
+    with pytest.raises(ValueError, match=f"evaluate_every={every:g}: give a share of an epoch"):
         evaluation_points(10, every)

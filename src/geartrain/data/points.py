@@ -20,8 +20,9 @@ def require_evaluate_every(every: float | None) -> None:
         ValueError: Not above 0, or more than 1.
     """
     if every is not None:
+        shown = f"{every:g}" if isinstance(every, float) else repr(every)
         require_number(
-            f"evaluate_every={every!r}",
+            f"evaluate_every={shown}",
             every,
             "a share of an epoch, above 0 and at most 1, such as 0.25 for four times an epoch",
             above=0,
