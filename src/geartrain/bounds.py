@@ -1,11 +1,14 @@
-"""How large numbers may be that say how much is made: what is beyond them is a slip of the hand.
+"""What numbers may be that a user gives: of which kind, and how large.
 
-Each is far above what one machine does, and small enough that what is made of it comes to an end.
+Of each that says how much is made there is a largest, far above what one machine does, and small
+enough that what is made of it comes to an end: what is beyond is a slip of the hand.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from numbers import Integral, Real
+from typing import Any, Final
 
 MOST_WORKERS: Final = 1024
 MOST_COPIES: Final = 1024
@@ -22,6 +25,61 @@ ROWS: Final = "no firing has as many"
 EPOCHS: Final = "none would end"
 COUNT: Final = "no run counts so far"
 SEED: Final = "generators are seeded with 63 bits"
+
+
+def require_whole(
+    what: str, value: Any, least: int | None = None, wanted: str = "", *, most: int | None = None
+) -> None:
+    """Refuse what is no whole number, or out of range.
+
+    Args:
+        what: Such as ``Threads(workers=2.5)``.
+        value: What was given; NumPy's whole numbers are some, truth values are none.
+        least, most: May still be; None: any.
+        wanted: In words; "" stands for ``least`` or more.
+
+    Raises:
+        TypeError: It is no whole number.
+        ValueError: It is smaller or larger.
+    """
+    if not wanted and least is not None:
+        wanted = f"{least} or more"
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(f"{what}: give a whole number{wanted and ', '}{wanted}")
+    number = int(value)
+    if (least is not None and number < least) or (most is not None and number > most):
+        raise ValueError(f"{what}: give {wanted}")
+
+
+def require_number(
+    what: str,
+    value: Any,
+    wanted: str,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+    below: float = math.inf,
+) -> None:
+    """Refuse what is no number, none that is finite, or out of range.
+
+    Args:
+        what: Such as ``Clip(norm='5')``.
+        value: What was given; truth values are no numbers.
+        wanted: The range in words.
+        least, above, most, below: The range; without the second and the fourth.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is out of range, infinite or NaN.
+    """
+    number: float = value
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{what}: give a number, {wanted}")
+    if not (least <= number <= most and above < number < below):
+        endless = min(most, below) == math.inf and not -math.inf < number < math.inf
+        finite = "a finite number, " if endless else ""
+        raise ValueError(f"{what}: give {finite}{wanted}")
 
 
 def require_at_most(what: str, value: float, most: float, why: str) -> None:

@@ -73,6 +73,10 @@ def leave_politely() -> None:
     sys.exit(4)
 
 
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 def run_out_of_memory() -> None:
     raise MemoryError("no room for 3 rows")
 

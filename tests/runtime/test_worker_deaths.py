@@ -169,10 +169,14 @@ def test_a_worker_that_is_killed_between_two_passes_is_not_missed():
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        (struck.leave_politely, "SystemExit in worker [012]: 4"),
+        (
+            struck.leave_politely,
+            "^SystemExit in worker [012], in node 'map 1' of part .* rows.*: 4",
+        ),
+        (struck.interrupt, "^KeyboardInterrupt in worker [012], in node 'map 1' of part .* rows"),
         (struck.run_out_of_memory, r"MemoryError in node 'map 1' .*no room for 3 rows"),
     ],
-    ids=["sys.exit", "memory"],
+    ids=["sys.exit", "interrupt", "memory"],
 )
 def test_a_module_that_leaves_by_an_exception_does_not_end_its_process(how, said):
     run(chain())

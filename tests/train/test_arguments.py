@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import nn
 import geartrain as gt
 from geartrain.runtime.processes.parent import Parent
 from tests.rigs.passes import processes
+
+ONE = torch.ones(1, 2)
 
 
 def graph() -> gt.Graph:
@@ -78,6 +81,82 @@ def test_an_instance_is_no_data() -> None:
     for call in (session.evaluate, session.predict, partial(session.fit, epochs=1)):
         with pytest.raises(TypeError, match="the data is a Instance; give instances: a list"):
             call(rows()[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: gt.Schedule(ramp=5), r"Schedule\(ramp=5\): give a ramp, such as"),
+        (lambda: gt.Schedule(policy=gt.BackwardFirst()), r"Schedule\(policy=<.*: give what makes"),
+        (lambda: gt.Schedule(placement=["it"]), r"Schedule\(placement=\['it'\]\): give .* names"),
+        (lambda: gt.Synchronous(5, then=3), r"Synchronous\(then=3\): give a ramp"),
+        (lambda: gt.Reading(convert=3), r"Reading\(convert=3\): give a function"),
+        (lambda: gt.PartCopies("it"), r"PartCopies\('it'\): give a whole number, .* by name"),
+        (lambda: gt.PartCopies(2, "mean"), r"PartCopies\(mixer='mean'\): give a mixer"),
+        (lambda: gt.NearestNeighbours(inbox=3), r"NearestNeighbours\(inbox=3\): give an inbox"),
+    ],
+)
+def test_what_is_of_another_kind_is_told_where_it_is_given(make: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        make()
+
+
+def test_there_are_two_ways_with_bad_instances() -> None:
+    with pytest.raises(ValueError, match=r"Reading\(on_bad='ignore'\): give 'raise' or 'skip'"):
+        gt.Reading(on_bad="ignore")  # type: ignore[arg-type]
+
+
+class Unmeasured:
+    """Data that do not know their length."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[gt.Instance]:
+        return iter(rows(self.n))
+
+
+@pytest.mark.parametrize(("valid", "trained"), [([], 0), (Unmeasured(0), 3)])
+def test_validation_data_without_instances_are_refused(valid: Any, trained: int) -> None:
+    """At once where their length is known, else as they are first gone through."""
+    session = gt.Session(graph())
+    with pytest.raises(gt.DataError, match=r"the validation data gave no instance.* leave valid="):
+        session.fit(rows(), epochs=1, valid=valid)
+    assert session.statistics()["trained"] == trained
+    assert session.fit(rows(), epochs=1, valid=Unmeasured(2)).history[0].valid["loss"] > 0
+    assert session.evaluate([]).instances == 0
+
+
+@pytest.mark.parametrize("leave", [SystemExit, KeyboardInterrupt])
+def test_a_module_that_leaves_the_program_is_named(leave: type[BaseException]) -> None:
+    def module(x: torch.Tensor) -> torch.Tensor:
+        if x.device.type != "meta" and left:
+            raise leave(4)
+        return x
+
+    left: list[bool] = []
+    made = gt.Graph()
+    made.input("x").through(nn.Linear(2, 2), name="it").through(module, name="out").loss(
+        lambda x: x.square().sum(1)
+    )
+    session = gt.Session(made)
+    session.fit(rows(), epochs=1)
+    left.append(True)
+    with pytest.raises(leave, match="4") as raised:
+        session.fit(rows(), epochs=2)
+    assert any(note.startswith("in node 'out', forward") for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, partial(torch.jit.trace, example_inputs=ONE)])
+@pytest.mark.parametrize("keep", ["auto", "graph"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_jitted_module_is_refused_with_what_to_give_instead(make: Any, keep: Any) -> None:
+    made = gt.Graph()
+    hidden = made.input("x").through(make(nn.Linear(2, 2)), name="it", keep=keep)
+    hidden.loss(lambda x: x.square().sum(1))
+    words = "'it': .*Jitted modules; give the module that it was scripted or traced from"
+    with pytest.raises(gt.GraphError, match=words):
+        gt.Session(made).fit(rows(), epochs=1)
 
 
 def test_a_placement_has_numbers_of_workers() -> None:

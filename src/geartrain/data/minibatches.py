@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from geartrain.bounds import require_whole
 from geartrain.data.loader import seeded
 from geartrain.errors import DataError
 from geartrain.frames.instance import Instance
@@ -57,6 +58,9 @@ class Minibatches(Sequence[Instance]):
                 f"minibatches of {n} inputs and {n if y is None else len(y)} targets; expected "
                 "equally many, one or more"
             )
+        require_whole(f"batch={batch!r} of {n} rows", batch)
+        if seed is not None:
+            require_whole(f"Minibatches(seed={seed!r})", seed, 0, "0 or more, or None")
         if batch < 1 or (drop_last and batch > n):
             raise ValueError(f"batch={batch} of {n} rows; give 1 or more, and at most {n}")
         self._x = x
@@ -107,6 +111,7 @@ class LoadedMinibatches:
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int = 0) -> None:
+        require_whole(f"LoadedMinibatches(seed={seed!r})", seed, 0)
         self._loader, self._seed, self._epoch = loader, seed, 0
 
     def set_epoch(self, number: int) -> None:

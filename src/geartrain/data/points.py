@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+from geartrain.bounds import require_number
+
 _SLACK = 1e-6  # of an instance: 3 * 0.1 * 10 is 3, not a little more
 
 
@@ -17,10 +19,14 @@ def require_evaluate_every(every: float | None) -> None:
     Raises:
         ValueError: Not above 0, or more than 1.
     """
-    if every is not None and not 0 < every <= 1:
-        raise ValueError(
-            f"evaluate_every={every:g}: give a share of an epoch, above 0 and at most 1, such as "
-            "0.25 for four times an epoch"
+    if every is not None:
+        shown = f"{every:g}" if isinstance(every, float) else repr(every)
+        require_number(
+            f"evaluate_every={shown}",
+            every,
+            "a share of an epoch, above 0 and at most 1, such as 0.25 for four times an epoch",
+            above=0,
+            most=1,
         )
 
 

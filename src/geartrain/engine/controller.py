@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from geartrain.bounds import require_whole
 from geartrain.device import moved
 from geartrain.engine.rounds import Rounds
 from geartrain.engine.router import Outbox, Router
@@ -59,10 +60,9 @@ class Ramp(AbstractRamp):
     over: int = 1500
 
     def __post_init__(self) -> None:
-        if self.start < 1 or self.over < 0:
-            raise ValueError(
-                f"Ramp(start={self.start}, over={self.over}): start with 1 or more, over 0 or more"
-            )
+        what = f"Ramp(start={self.start!r}, over={self.over!r})"
+        for value, least in ((self.start, 1), (self.over, 0)):
+            require_whole(what, value, least, "start=1 or more, over=0 or more")
 
     def limit(self, max_active: int, finished: int) -> int:
         if finished >= self.over or max_active <= self.start:
@@ -88,8 +88,9 @@ class Synchronous(AbstractRamp):
     then: AbstractRamp = Ramp(over=0)
 
     def __post_init__(self) -> None:
-        if self.instances < 0:
-            raise ValueError(f"Synchronous(instances={self.instances}): give 0 or more")
+        require_whole(f"Synchronous(instances={self.instances!r})", self.instances, 0)
+        if not isinstance(self.then, AbstractRamp):
+            raise TypeError(f"Synchronous(then={self.then!r:.80}): give a ramp, such as Ramp()")
 
     def limit(self, max_active: int, finished: int) -> int:
         if finished < self.instances:

@@ -21,6 +21,7 @@ from typing import TypeAlias, TypeVar, final
 
 import numpy as np
 
+from geartrain.bounds import require_whole
 from geartrain.frames.message import Backward, Forward, IntArray
 
 B = TypeVar("B", Forward, Backward)
@@ -234,8 +235,7 @@ class Sweeps(AbstractPolicy):
     """
 
     def __init__(self, enough: int = 512) -> None:
-        if enough < 1:
-            raise ValueError(f"Sweeps(enough={enough}): give 1 row or more")
+        require_whole(f"Sweeps(enough={enough!r})", enough, 1, "1 row or more")
         self.enough = enough
         self._at = 0
         self._loops: Sequence[tuple[int, int]] = ()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
+from geartrain.bounds import require_whole
 from geartrain.engine.controller import AbstractRamp, Ramp
 from geartrain.engine.mailbox import AbstractPolicy
 
@@ -28,6 +29,10 @@ class Schedule:
             its vertices and edges.
         placement: Part or node name to worker; what is not named is placed automatically, after a
             short measurement where there are several workers.
+
+    Raises:
+        ValueError: A number is out of range.
+        TypeError: A number is not whole, or something is of another kind.
     """
 
     ramp: AbstractRamp = field(default_factory=Ramp)
@@ -36,3 +41,24 @@ class Schedule:
     max_rows: int = 4096
     max_rounds: int | None = None
     placement: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_whole(f"Schedule(max_rows={self.max_rows!r})", self.max_rows, 1)
+        if self.max_rounds is not None:
+            what = f"Schedule(max_rounds={self.max_rounds!r})"
+            require_whole(what, self.max_rounds, 1, "1 or more, or None")
+        for name, fits, wanted in (
+            ("ramp", isinstance(self.ramp, AbstractRamp), "a ramp, such as Ramp(over=0)"),
+            (
+                "policy",
+                self.policy is None or callable(self.policy),
+                "what makes a policy of a worker's index: lambda worker: BackwardFirst()",
+            ),
+            (
+                "placement",
+                not self.placement or isinstance(self.placement, Mapping),
+                "part or node names with their workers: {'cell': 0}",
+            ),
+        ):
+            if not fits:
+                raise TypeError(f"Schedule({name}={getattr(self, name)!r:.80}): give {wanted}")

@@ -395,6 +395,9 @@ class WorkerState:
         except GeartrainError as error:
             error.add_note(_story(node, port, batches, self._router))
             raise
+        except (SystemExit, KeyboardInterrupt) as error:
+            error.add_note(f"in node {_story(node, port, batches, self._router)}")
+            raise
         except Exception as error:
             story = _story(node, port, batches, self._router)
             raise WorkerError(f"{type(error).__name__} in node {story}: {error}") from error

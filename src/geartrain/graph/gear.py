@@ -25,6 +25,7 @@ from typing import Literal, TypeAlias, final
 
 import torch
 
+from geartrain.bounds import require_whole
 from geartrain.errors import GraphError
 from geartrain.frames.message import (
     CONTROLLER,
@@ -81,12 +82,14 @@ class Gear:
                 f"Gear(period={self.period}): a mapping begins with minibatch 0: {{0: 1, 500: 4}}"
             )
         for period in shifts.values():
-            if period != "never" and (not isinstance(period, int) or period < 1):
-                raise ValueError(f"Gear(period={period!r}): give 1 or more, or 'never'")
+            wanted = "1 or more, or 'never'"
+            if not isinstance(period, str):
+                require_whole(f"Gear(period={period!r})", period, 1, wanted)
+            elif period != "never":
+                raise ValueError(f"Gear(period={period!r}): give {wanted}")
         if self.skip not in ("backward", "weights"):
             raise ValueError(f"Gear(skip={self.skip!r}): give 'backward' or 'weights'")
-        if self.replays < 0:
-            raise ValueError(f"Gear(replays={self.replays}): give 0 or more")
+        require_whole(f"Gear(replays={self.replays!r})", self.replays, 0)
         self.replay_rule()
 
     def period_at(self, minibatch: int) -> Period:

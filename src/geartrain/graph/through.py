@@ -441,6 +441,11 @@ class Through(AbstractOperator):
                 "; each row is one number here: what an instance brings has rows along its first "
                 "axis, so a single row of k features is (1, k): x[None]"
             )
+        if isinstance(self.function, torch.jit.ScriptModule):
+            return (
+                "; give the module that it was scripted or traced from: here it gets weights of "
+                "its own for every call, and its operators are recorded"
+            )
         if isinstance(self.function, nn.Linear):
             return f"; it wants {self.function.in_features} features along the last axis"
         return ""

@@ -26,6 +26,7 @@ from typing import Annotated, Final, Literal, TypeAlias, final
 import numpy as np
 import torch
 
+from geartrain.bounds import require_whole
 from geartrain.errors import CheckpointError
 from geartrain.frames.message import (
     CONTROLLER,
@@ -71,11 +72,21 @@ class Replays:
 
     def __post_init__(self) -> None:
         least = 0 if self.fresh else 1
-        if self.times < least or self.buffer < 1 or (self.max_age is not None and self.max_age < 0):
-            raise ValueError(
-                f"replay(times={self.times}, buffer={self.buffer}, max_age={self.max_age}): times "
-                f"{least} or more, buffer 1 or more, max_age 0 or more or None"
-            )
+        what = (
+            f"replay(times={self.times!r}, buffer={self.buffer!r}, max_age={self.max_age!r}, "
+            f"seed={self.seed!r})"
+        )
+        wanted = (
+            f"times {least} or more, buffer 1 or more, max_age 0 or more or None, seed 0 or more"
+        )
+        max_age = 0 if self.max_age is None else self.max_age
+        for value, at_least in (
+            (self.times, least),
+            (self.buffer, 1),
+            (max_age, 0),
+            (self.seed, 0),
+        ):
+            require_whole(what, value, at_least, wanted)
         if self.draw not in ("newest", "least_used", "uniform"):
             raise ValueError(
                 f"replay(draw={self.draw!r}): give 'newest', 'least_used' or 'uniform'"

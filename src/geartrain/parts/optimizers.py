@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.adagrad import adagrad
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from geartrain.bounds import require_number
 from geartrain.native.steps import AdamStep, AdamTensors, adagrad_step
 from geartrain.nodes.unrecorded import Unrecorded
 
@@ -257,8 +258,9 @@ class SpikeCompensatedSGD(Optimizer):
         delay: float | None = None,
     ) -> None:
         _require(lr, momentum, weight_decay)
-        if delay is not None and delay < 0:
-            raise ValueError(f"SpikeCompensatedSGD(delay={delay}): give 0 or more, or None")
+        if delay is not None:
+            what = f"SpikeCompensatedSGD(delay={delay!r})"
+            require_number(what, delay, "0 or more, or None", least=0)
         super().__init__(
             params,
             {
@@ -345,11 +347,11 @@ class LookAheadSGD(Optimizer):
 
 
 def _require(lr: float, momentum: float, weight_decay: float) -> None:
-    if lr < 0 or not 0 <= momentum < 1 or weight_decay < 0:
-        raise ValueError(
-            f"lr={lr}, momentum={momentum}, weight_decay={weight_decay}: give lr and weight_decay "
-            "of 0 or more, and 0 <= momentum < 1"
-        )
+    what = f"lr={lr!r}, momentum={momentum!r}, weight_decay={weight_decay!r}"
+    wanted = "lr and weight_decay of 0 or more, and 0 <= momentum < 1"
+    for value in (lr, weight_decay):
+        require_number(what, value, wanted, least=0)
+    require_number(what, momentum, wanted, least=0, below=1)
 
 
 def _evaluated(closure: Callable[[], float] | None) -> float | None:

@@ -9,6 +9,7 @@ ours is called ``update_every``, as it is a count.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias, final
@@ -18,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from geartrain.bounds import require_number, require_whole
 from geartrain.graph.gear import Gear
 from geartrain.graph.operator import Keep
 from geartrain.parts.late.delay import AbstractDelay
@@ -47,6 +49,7 @@ class Clip:
 
     Raises:
         ValueError: A limit is not positive, ``over`` is neither, or ``all`` without a norm.
+        TypeError: A limit is no number.
     """
 
     norm: float | None = None
@@ -55,8 +58,8 @@ class Clip:
 
     def __post_init__(self) -> None:
         for limit in (self.norm, self.value):
-            if limit is not None and not limit > 0:
-                raise ValueError(f"{self}: a limit is positive, or None for no limit")
+            if limit is not None and limit != math.inf:
+                require_number(f"{self}", limit, "a positive limit, or None for none", above=0)
         if self.over not in ("part", "all"):
             raise ValueError(f"{self}: give over='part' or over='all'")
         if self.over == "all" and self.norm is None:
@@ -105,13 +108,9 @@ class Rules:
 
     def __post_init__(self) -> None:
         _require_kinds(self)
-        self.trigger()
+        _require_numbers(self)
         if self.average not in ("rows", "instances", "none"):
             raise ValueError(f"average={self.average!r}: give 'rows', 'instances' or 'none'")
-        if self.max_staleness is not None and self.max_staleness < 0:
-            raise ValueError(f"max_staleness={self.max_staleness}: give 0 or more, or None")
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window={self.window}: give 1 or more messages, or None")
 
     def trigger(self) -> Trigger:
         return Rows(self.update_every) if isinstance(self.update_every, int) else self.update_every
@@ -134,6 +133,10 @@ class Part:
         gear: Its speed, for all its nodes; wants ``keep="graph"``.
         device: Where the module is moved to, and where its rows are computed and kept: ``cpu``,
             ``cuda``, ``cuda:1``. None takes the session's.
+
+    Raises:
+        ValueError: A number is out of range, or a ``view`` and ``keep`` do not go together.
+        TypeError: Something else is given, as in ``Rules``.
     """
 
     module: nn.Module
@@ -155,6 +158,7 @@ class Part:
 
     def __post_init__(self) -> None:
         _require_kinds(self)
+        _require_numbers(self)
         if self.view is None:
             return
         if self.keep not in ("auto", "graph"):
@@ -238,6 +242,22 @@ def _require_kinds(rules: Rules | Part) -> None:
         value = getattr(rules, name)
         if value is not None and not isinstance(value, kinds):
             raise TypeError(f"{name}={value!r}: give {wanted}")
+
+
+def _require_numbers(rules: Rules | Part) -> None:
+    """Raises:
+    ValueError: A number is out of range.
+    TypeError: It is not whole.
+    """
+    for name, least, wanted in (
+        ("max_staleness", 0, "0 or more, or None"),
+        ("window", 1, "1 or more messages, or None"),
+    ):
+        value = getattr(rules, name)
+        if value is not None:
+            require_whole(f"{name}={value!r:.80}", value, least, wanted)
+    if isinstance(rules.update_every, int):
+        Rows(rules.update_every)
 
 
 def _article(thing: object) -> str:

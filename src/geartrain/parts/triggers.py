@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, TypeAlias, final
 
-from geartrain.bounds import COUNT, MOST_COUNT, require_at_most
+from geartrain.bounds import COUNT, MOST_COUNT, require_at_most, require_whole
 
 Unit: TypeAlias = Literal["rows", "instances", "messages"]
 
@@ -192,7 +192,7 @@ Trigger: TypeAlias = Rows | Instances | Messages | Flush
 def require_positive(what: str, n: int) -> None:
     """Raises:
     ValueError: The number is below 1, or beyond all that can be counted.
+    TypeError: It is not whole.
     """
-    if n < 1:
-        raise ValueError(f"{what}({n}): give 1 or more")
+    require_whole(f"{what}({n!r})", n, 1)
     require_at_most(f"{what}({n})", n, MOST_COUNT, COUNT)

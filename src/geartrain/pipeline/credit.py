@@ -23,6 +23,7 @@ from typing import final
 
 from torch import Tensor, nn
 
+from geartrain.bounds import require_whole
 from geartrain.errors import GraphError
 from geartrain.graph.graph import Stream
 from geartrain.graph.overlap import OverlapRule
@@ -158,8 +159,8 @@ class Chunked(AbstractCredit):
     chunks: int | None = None
 
     def __post_init__(self) -> None:
-        if self.chunks is not None and self.chunks < 1:
-            raise ValueError(f"Chunked({self.chunks}): give 1 chunk or more")
+        if self.chunks is not None:
+            require_whole(f"Chunked({self.chunks!r})", self.chunks, 1, "1 chunk or more")
 
     def heads(self, parts: int) -> Sequence[int]:
         chunks = parts if self.chunks is None else self.chunks

@@ -23,6 +23,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor, nn
 
+from geartrain.bounds import require_whole
 from geartrain.errors import GraphError
 
 Pieces: TypeAlias = str | nn.Module | Sequence[str | nn.Module]
@@ -209,6 +210,8 @@ def check_cuts(cuts: Sequence[int], blocks: int) -> tuple[int, ...]:
     Raises:
         ValueError: A part would be empty, or a cut is outside of the row.
     """
+    for cut in cuts:
+        require_whole(f"cuts={list(cuts)}", cut)
     ends = [0, *cuts, blocks]
     if any(b <= a for a, b in itertools.pairwise(ends)):
         raise ValueError(
@@ -229,6 +232,7 @@ def balanced_cuts(costs: Sequence[float], parts: int) -> tuple[int, ...]:
         ValueError: There are fewer blocks than parts.
     """
     n = len(costs)
+    require_whole(f"parts={parts!r}", parts)
     if not 1 <= parts <= n:
         raise ValueError(f"parts={parts} of {n} blocks; give 1 to {n}, or more blocks")
     ends = [0.0, *itertools.accumulate(costs)]

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, final
 
 from torch import Tensor, nn
 
+from geartrain.bounds import require_whole
 from geartrain.engine.controller import Ramp
 from geartrain.engine.mailbox import AbstractPolicy, BackwardFirst
 from geartrain.engine.schedule import Schedule
@@ -113,6 +114,7 @@ class Pipeline:
         stem: Pieces | None = None,
         head: Pieces | None = None,
     ) -> None:
+        require_whole(f"slack={slack!r}", slack, 0, "0 or more minibatches")
         self.module = module
         row = row_of(module, blocks, stem, head, sample)
         self.cuts = _cuts(row, parts, cuts, by, sample)
@@ -124,8 +126,6 @@ class Pipeline:
         self.max_active = len(self.stages) + slack
         self._criterion = RowCriterion(criterion)
         self._metrics = {name: row_metric(metric) for name, metric in (metrics or {}).items()}
-        if slack < 0:
-            raise ValueError(f"slack={slack}: give 0 or more minibatches")
         views, delays = self._each("view", view), self._each("delay", delay)
         speeds = self._each("gears", gears)
         self.parts = [
@@ -165,6 +165,7 @@ class Pipeline:
             ValueError: There are more workers than parts.
         """
         n = len(self.parts)
+        require_whole(f"placement of {n} parts on {workers!r} workers", workers)
         if not 1 <= workers <= n:
             raise ValueError(f"placement of {n} parts on {workers} workers; give 1 to {n}")
         found = {f"part {k}": k * workers // n for k in range(n)}

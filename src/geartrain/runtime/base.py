@@ -27,7 +27,7 @@ from typing import Final, Literal, Protocol, final
 import numpy as np
 import torch
 
-from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most
+from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most, require_number, require_whole
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
 from geartrain.engine.worker import Firing
@@ -361,18 +361,23 @@ class PackedAhead:
         return None
 
 
-def threads_each(kind: str, workers: int, kernel_threads: int | None) -> int:
+def threads_each(
+    kind: str, workers: int, kernel_threads: int | None, patience_s: float = 0.0
+) -> int:
     """Threads inside torch's kernels of each worker; None shares out torch's own number.
 
     Raises:
         ValueError: A number is out of range; names the runtime and its argument.
+        TypeError: A number is none, or not whole.
     """
-    if workers < 1:
-        raise ValueError(f"{kind}(workers={workers}): give 1 or more")
+    require_whole(f"{kind}(workers={workers!r})", workers, 1)
     require_at_most(f"{kind}(workers={workers})", workers, MOST_WORKERS, WORKERS)
     if kernel_threads is not None:
-        what = f"{kind}(kernel_threads={kernel_threads})"
+        what = f"{kind}(kernel_threads={kernel_threads!r})"
+        require_whole(what, kernel_threads, 1, "1 or more, or None for an equal share")
         require_at_most(what, kernel_threads, MOST_WORKERS, WORKERS)
+    what = f"{kind}(patience_s={patience_s!r})"
+    require_number(what, patience_s, "seconds, 0 or more", least=0)
     return kernel_threads or max(1, torch.get_num_threads() // workers)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, final
 
-from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most
+from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most, require_number, require_whole
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.worker import Finished, Firing
@@ -30,6 +30,11 @@ from geartrain.sharing.sharing import AbstractSharingState
 
 _ROUNDING: Final = 1e-12
 """Of seconds, which are added up pass by pass."""
+
+_NOT_NEGATIVE: Final = (
+    *("firing_s", "row_s", "backward", "latency_s", "letter_s", "letter_byte_s", "message_s"),
+    "again_s",
+)
 
 _COPY: Final = re.compile(r"#\d+")
 
@@ -68,7 +73,9 @@ class Costs:
     bytes of all copies pass by its middle.
 
     Raises:
-        ValueError: ``collective`` is neither; a buffer has no byte, or ways are not shared.
+        ValueError: ``collective`` is neither; a number is out of range; a buffer has no byte, or
+            ways are not shared.
+        TypeError: A number is none.
     """
 
     firing_s: float = 100e-6
@@ -88,6 +95,7 @@ class Costs:
     def __post_init__(self) -> None:
         if self.collective not in ("ring", "star"):
             raise ValueError(f"Costs(collective={self.collective!r}): give 'ring' or 'star'")
+        self._require_numbers()
         if self.buffer_bytes is None:
             return
         if self.buffer_bytes < 1 or not self.again_s > 0:
@@ -100,6 +108,18 @@ class Costs:
                 f"Costs(buffer_bytes={self.buffer_bytes}): it is before a host's ways out and in, "
                 "which all that it sends and gets shares; give shared=True, too"
             )
+
+    def _require_numbers(self) -> None:
+        for name in _NOT_NEGATIVE:
+            value = getattr(self, name)
+            require_number(f"Costs({name}={value!r})", value, "0 or more", least=0)
+        for name, pair in self.nodes.items():
+            for value in pair:
+                what = f"Costs(nodes={{{name!r}: {pair!r:.80}}})"
+                require_number(what, value, "0 or more seconds a firing, and a row", least=0)
+        for name, some in (("bytes_per_s", self.bytes_per_s), ("buffer_bytes", self.buffer_bytes)):
+            if some is not None:
+                require_number(f"Costs({name}={some!r})", some, "more than 0, or None", above=0)
 
     def firing(self, firing: Firing) -> float:
         name = _COPY.sub("", firing.node)
@@ -174,6 +194,14 @@ class Die:
 Event: TypeAlias = Pause | Leave | Join | Die
 
 
+def _require_event(event: Event, workers: int) -> None:
+    what = f"Simulated(events=[{event}])"
+    wanted = f"a worker from 0 to {workers - 1} and at least 0 seconds"
+    require_whole(what, event.worker, 0, wanted, most=workers - 1)
+    for seconds in (event.at_s, event.for_s if isinstance(event, Pause) else 0):
+        require_number(what, seconds, wanted, least=0)
+
+
 def batch_bytes(delivery: Delivery) -> int:
     """Bytes of a batch on a wire: payload or gradient, state, addresses."""
     batch = delivery.batch
@@ -214,24 +242,23 @@ class Simulated(AbstractRuntime):
         events: Sequence[Event] = (),
         parent: int | None = None,
     ) -> None:
-        if workers < 1:
-            raise ValueError(f"Simulated(workers={workers}): give 1 or more")
+        require_whole(f"Simulated(workers={workers!r})", workers, 1)
         require_at_most(f"Simulated(workers={workers})", workers, MOST_WORKERS, WORKERS)
-        if not 0 <= jitter < 1:
-            raise ValueError(f"Simulated(jitter={jitter}): give 0 <= jitter < 1")
-        if speeds is not None and (len(speeds) != workers or min(speeds) <= 0):
-            raise ValueError(f"Simulated(speeds={list(speeds)}): give {workers} positive numbers")
+        require_whole(f"Simulated(seed={seed!r})", seed, 0)
+        what = f"Simulated(jitter={jitter!r})"
+        require_number(what, jitter, "0 <= jitter < 1", least=0, below=1)
+        if speeds is not None:
+            what, wanted = f"Simulated(speeds={list(speeds)})", f"{workers} positive numbers"
+            if len(speeds) != workers:
+                raise ValueError(f"{what}: give {wanted}")
+            for speed in speeds:
+                require_number(what, speed, wanted, above=0)
         for event in events:
-            if not 0 <= event.worker < workers or event.at_s < 0:
-                raise ValueError(
-                    f"Simulated(events=[{event}]): give a worker from 0 to {workers - 1} and at "
-                    "least 0 seconds"
-                )
-        if parent is not None and not 0 <= parent <= workers:
-            raise ValueError(
-                f"Simulated(parent={parent}): give a worker, {workers} for a host of its own, or "
-                "None"
-            )
+            _require_event(event, workers)
+        if parent is not None:
+            what = f"Simulated(parent={parent!r})"
+            wanted = f"a worker, {workers} for a host of its own, or None"
+            require_whole(what, parent, 0, wanted, most=workers)
         self.workers, self.seed, self.jitter, self.parent = workers, seed, jitter, parent
         self.events = tuple(sorted(events, key=lambda e: e.at_s))
         self.most_deaths = sum(isinstance(event, Die) for event in events)

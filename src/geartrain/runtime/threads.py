@@ -50,7 +50,7 @@ class Threads(AbstractRuntime):
     def __init__(
         self, workers: int = 1, kernel_threads: int | None = None, patience_s: float = 60.0
     ) -> None:
-        self.kernel_threads = threads_each("Threads", workers, kernel_threads)
+        self.kernel_threads = threads_each("Threads", workers, kernel_threads, patience_s)
         self.workers = workers
         self.patience_s = patience_s
 

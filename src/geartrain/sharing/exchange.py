@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from geartrain.bounds import require_whole
 from geartrain.errors import ProtocolError
 from geartrain.sharing.letters import Inbox, Letter, Tensors
 from geartrain.sharing.locks import AbstractLock
@@ -52,8 +53,11 @@ class AbstractExchange(ABC):
     """Between the workers; given by the engine before ``prepare``."""
 
     def __init__(self, every: int = 1, inbox: Inbox | None = None) -> None:
-        if every < 1:
-            raise ValueError(f"{type(self).__name__}(every={every}): give 1 or more own gradients")
+        what = f"{type(self).__name__}(every={every!r})"
+        require_whole(what, every, 1, "1 or more own gradients")
+        if inbox is not None and not isinstance(inbox, Inbox):
+            kind = type(self).__name__
+            raise TypeError(f"{kind}(inbox={inbox!r:.80}): give an inbox: Inbox(limit=4)")
         self.every, self.inbox = every, inbox or Inbox()
         self.members: Sequence[Member] = ()
 

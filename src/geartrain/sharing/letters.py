@@ -9,6 +9,8 @@ from typing import Final, Literal, TypeAlias, final
 import torch
 from torch import Tensor
 
+from geartrain.bounds import require_whole
+
 Tensors: TypeAlias = Sequence[Tensor | None]
 """One entry a parameter of the part (``Member.parameters``), dense or sparse COO; None: none."""
 
@@ -75,8 +77,7 @@ class Inbox:
     full: Full = "drop"
 
     def __post_init__(self) -> None:
-        if self.limit < 1:
-            raise ValueError(f"Inbox(limit={self.limit}): give 1 or more")
+        require_whole(f"Inbox(limit={self.limit!r})", self.limit, 1)
         if self.full not in ("drop", "merge"):
             raise ValueError(f"Inbox(full={self.full!r}): give 'drop' or 'merge'")
 

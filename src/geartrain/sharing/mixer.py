@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from geartrain.bounds import require_whole
+
 
 class Mixable(Protocol):
     """What mixing must know of a copy of a part; ``parts.part.PartState`` is one."""
@@ -38,8 +40,9 @@ class AbstractMixer(ABC):
     """
 
     def __init__(self, every: int | None = None) -> None:
-        if every is not None and every < 1:
-            raise ValueError(f"{type(self).__name__}(every={every}): give 1 or more")
+        if every is not None:
+            what = f"{type(self).__name__}(every={every!r})"
+            require_whole(what, every, 1, "1 or more instances, or None")
         self.every = every
 
     @abstractmethod

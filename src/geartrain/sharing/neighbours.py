@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, final
 
 from torch import nn
 
-from geartrain.bounds import COPIES, MOST_COPIES, require_at_most
+from geartrain.bounds import COPIES, MOST_COPIES, require_at_most, require_whole
 from geartrain.graph.graph import Graph
 from geartrain.parts.part import PartState
 from geartrain.sharing.exchange import AbstractExchange
@@ -98,22 +98,18 @@ class Neighbours(AbstractSharing):
     least: int = 1
 
     def __post_init__(self) -> None:
-        if self.copies < 1:
-            raise ValueError(f"Neighbours(copies={self.copies}): give 1 or more")
+        require_whole(f"Neighbours(copies={self.copies!r})", self.copies, 1)
         require_at_most(f"Neighbours(copies={self.copies})", self.copies, MOST_COPIES, COPIES)
-        if not 1 <= self.least <= self.copies:
-            raise ValueError(
-                f"Neighbours(copies={self.copies}, least={self.least}): give 1 to {self.copies}, "
-                "as copies is the most that train and least the fewest"
-            )
+        what = f"Neighbours(copies={self.copies}, least={self.least!r})"
+        wanted = f"1 to {self.copies}, as copies is the most that train and least the fewest"
+        require_whole(what, self.least, 1, wanted, most=self.copies)
         if self.consensus not in ("mean", "best"):
             raise ValueError(f"Neighbours(consensus={self.consensus!r}): give 'mean' or 'best'")
         if self.shards not in ("static", "pull"):
             raise ValueError(f"Neighbours(shards={self.shards!r}): give 'static' or 'pull'")
-        if self.restart_every is not None and self.restart_every < 1:
-            raise ValueError(
-                f"Neighbours(restart_every={self.restart_every}): give 1 or more epochs, or None"
-            )
+        if self.restart_every is not None:
+            what = f"Neighbours(restart_every={self.restart_every!r})"
+            require_whole(what, self.restart_every, 1, "1 or more epochs, or None")
         self.made_exchange()
 
     def workers_at_once(self, most: int) -> int | None:

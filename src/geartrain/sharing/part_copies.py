@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
-from geartrain.bounds import COPIES, MOST_COPIES, require_at_most
+from geartrain.bounds import COPIES, MOST_COPIES, require_at_most, require_whole
 from geartrain.graph.graph import Graph
 from geartrain.graph.through import Through
 from geartrain.graph.wiring import copy_name
@@ -48,12 +48,15 @@ class PartCopies(AbstractSharing):
     mixer: AbstractMixer = field(default_factory=Average)
 
     def __post_init__(self) -> None:
-        numbers = {"": self.copies} if isinstance(self.copies, int) else self.copies
-        for name, n in numbers.items():
-            of = f" of '{name}'" if name else ""
-            if n < 1:
-                raise ValueError(f"PartCopies: {n} copies{of}; give 1 or more")
-            require_at_most(f"PartCopies: {n} copies{of}", n, MOST_COPIES, COPIES)
+        copies = self.copies
+        for n in copies.values() if isinstance(copies, Mapping) else (copies,):
+            wanted = "1 or more for every part, or for some by name: {'cell': 2}"
+            require_whole(f"PartCopies({copies!r:.80})", n, 1, wanted)
+            require_at_most(f"PartCopies({copies!r:.80})", n, MOST_COPIES, COPIES)
+        if not isinstance(self.mixer, AbstractMixer):
+            raise TypeError(
+                f"PartCopies(mixer={self.mixer!r:.80}): give a mixer: Average(every=50)"
+            )
 
     def make(
         self,
@@ -63,7 +66,7 @@ class PartCopies(AbstractSharing):
         lock: MakeLock | None = NoLock,
     ) -> AbstractSharingState:
         copies = self.copies
-        given = dict.fromkeys(parts, copies) if isinstance(copies, int) else dict(copies)
+        given = dict.fromkeys(parts, copies) if not isinstance(copies, Mapping) else dict(copies)
         if foreign := sorted(given.keys() - parts.keys()):
             raise ValueError(f"PartCopies names {foreign}; the graph has parts {sorted(parts)}")
         return PartCopiesState(

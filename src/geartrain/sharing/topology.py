@@ -20,6 +20,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, final
 
+from geartrain.bounds import require_whole
+
 
 class AbstractTopology(Protocol):
     """Who is whose neighbour."""
@@ -60,8 +62,9 @@ class Torus:
 
     def __post_init__(self) -> None:
         for name, n in (("rows", self.rows), ("columns", self.columns)):
-            if n is not None and n < 1:
-                raise ValueError(f"Torus({name}={n}): give 1 or more, or None to have it found")
+            if n is not None:
+                what = f"Torus({name}={n!r})"
+                require_whole(what, n, 1, "1 or more, or None to have it found")
 
     def neighbours(self, copies: int) -> Sequence[Sequence[int]]:
         """Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from numbers import Integral
 from typing import Any, Final
 
 from geartrain.engine.instrument import AbstractInstrument
@@ -59,14 +58,3 @@ def require_instruments(given: Any) -> list[AbstractInstrument]:
                 "one of your own derives from gt.AbstractInstrument"
             )
     return found
-
-
-def require_whole(**given: Any) -> None:
-    """Whole numbers by name.
-
-    Raises:
-        TypeError: One is something else.
-    """
-    for name, value in given.items():
-        if not isinstance(value, Integral) or isinstance(value, bool):
-            raise TypeError(f"{name}={value!r:.80}: give a whole number")

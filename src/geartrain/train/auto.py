@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, final
 
 from torch import nn
 
-from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most
+from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most, require_number, require_whole
 from geartrain.device import cores
 from geartrain.engine.advice import MAX_STALENESS, Advice, Machine, Sampled, Ways, advise
 from geartrain.engine.costs import NOTHING, NodeCost
@@ -72,12 +72,11 @@ class Auto:
     cores: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.max_staleness >= 0:
-            raise ValueError(f"Auto(max_staleness={self.max_staleness}): give 0 or more")
+        what = f"Auto(max_staleness={self.max_staleness!r})"
+        require_number(what, self.max_staleness, "0 or more", least=0)
         for name, value in (("workers", self.workers), ("cores", self.cores)):
-            if value is not None and value < 1:
-                raise ValueError(f"Auto({name}={value}): give 1 or more, or None")
             if value is not None:
+                require_whole(f"Auto({name}={value!r})", value, 1, "1 or more, or None")
                 require_at_most(f"Auto({name}={value})", value, MOST_WORKERS, WORKERS)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from geartrain.bounds import ACTIVE, MOST_ACTIVE, require_at_most
+from geartrain.bounds import ACTIVE, MOST_ACTIVE, require_at_most, require_number, require_whole
 from geartrain.engine.engine import Engine
 from geartrain.train.observer import Observer
 
@@ -61,10 +61,11 @@ class InFlight:
     most: int = 4096
 
     def __post_init__(self) -> None:
-        for name, least in (("rows", 1), ("max_staleness", 0), ("max_bytes", 1), ("most", 1)):
-            if not getattr(self, name) >= least:
-                given = f"InFlight({name}={getattr(self, name)})"
-                raise ValueError(f"{given}: give {least} or more")
+        for name in ("rows", "max_bytes", "most"):
+            value = getattr(self, name)
+            require_whole(f"InFlight({name}={value!r})", value, 1)
+        what = f"InFlight(max_staleness={self.max_staleness!r})"
+        require_number(what, self.max_staleness, "0 or more", least=0)
         require_at_most(f"InFlight(most={self.most})", self.most, MOST_ACTIVE, ACTIVE)
 
     def find(self, seen: Seen) -> tuple[int, str]:

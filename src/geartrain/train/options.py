@@ -8,6 +8,7 @@ from typing import final
 
 import torch
 
+from geartrain.bounds import require_number, require_whole
 from geartrain.engine.instrument import AbstractMeter
 from geartrain.frames.precision import Precision
 from geartrain.runtime.base import OnBadInstance
@@ -61,13 +62,12 @@ class Keep:
     def __post_init__(self) -> None:
         if self.every is None and self.seconds is None:
             raise ValueError("Keep(): give every=, in instances, or seconds=, or both")
-        if (self.every is not None and self.every < 1) or not (
-            self.seconds is None or self.seconds > 0
-        ):
-            raise ValueError(
-                f"Keep(every={self.every}, seconds={self.seconds}): give 1 or more instances, and "
-                "more than 0 seconds"
-            )
+        what = f"Keep(every={self.every!r}, seconds={self.seconds!r})"
+        wanted = "1 or more instances, and more than 0 seconds"
+        if self.every is not None:
+            require_whole(what, self.every, 1, wanted)
+        if self.seconds is not None:
+            require_number(what, self.seconds, wanted, above=0)
 
 
 @final
@@ -82,8 +82,21 @@ class Reading:
             DataLoader shuffles by itself, by seed and epoch too.
         on_bad: ``raise`` on instances that are refused, or ``skip`` and count them; also where
             ``convert`` raises ``DataError``.
+
+    Raises:
+        ValueError: ``on_bad`` is neither.
+        TypeError: ``convert`` is no function.
     """
 
     convert: Convert | None = None
     shuffle: bool = True
     on_bad: OnBadInstance = "raise"
+
+    def __post_init__(self) -> None:
+        if self.on_bad not in ("raise", "skip"):
+            raise ValueError(f"Reading(on_bad={self.on_bad!r}): give 'raise' or 'skip'")
+        if self.convert is not None and not callable(self.convert):
+            raise TypeError(
+                f"Reading(convert={self.convert!r:.80}): give a function that makes an Instance of "
+                "an item of the data, or None"
+            )

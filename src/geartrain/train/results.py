@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
-from geartrain.bounds import MOST_ACTIVE, MOST_WORKERS
+from geartrain.bounds import MOST_ACTIVE, MOST_WORKERS, require_number
 from geartrain.engine.advice import Advice, Way
 from geartrain.engine.instrument import (
     EpochEnded,
@@ -28,11 +28,19 @@ class Target:
         metric: Its name, or ``loss``.
         value: The value.
         at_least: True: ``metric >= value``; False: ``metric <= value``.
+
+    Raises:
+        ValueError: The value is NaN or infinite.
+        TypeError: It is no number.
     """
 
     metric: str
     value: float
     at_least: bool = True
+
+    def __post_init__(self) -> None:
+        what = f"Target({self.metric!r}, {self.value!r})"
+        require_number(what, self.value, "the metric's value to stop at, such as 0.9")
 
     @staticmethod
     def parse(text: str) -> Target:

@@ -20,7 +20,7 @@ from typing import Any, Literal, final
 import numpy as np
 import torch
 
-from geartrain.bounds import MOST_SEED, SEED
+from geartrain.bounds import MOST_SEED, SEED, require_whole
 from geartrain.device import require_device
 from geartrain.engine.instrument import AbstractInstrument
 from geartrain.engine.parts import make_parts
@@ -39,7 +39,7 @@ from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.threads import Threads
 from geartrain.sharing.alone import Alone
 from geartrain.sharing.sharing import AbstractSharing
-from geartrain.train.arguments import require_instruments, require_kinds, require_whole
+from geartrain.train.arguments import require_instruments, require_kinds
 from geartrain.train.auto import Auto, RuntimeChoice
 from geartrain.train.checkpoint import Retention, write_checkpoint
 from geartrain.train.fit_arguments import require_fit_arguments
@@ -51,6 +51,7 @@ from geartrain.train.options import Compute, Keep, Reading
 from geartrain.train.results import Evaluation, Fit, Target
 from geartrain.train.source import Data, Source
 from geartrain.train.state import State
+from geartrain.train.validation import require_some
 
 log = logging.getLogger("geartrain.train")
 
@@ -112,7 +113,7 @@ class Session:
     ) -> None:
         require_kinds(graph=graph, rules=rules, runtime=runtime, schedule=schedule)
         require_kinds(compute=compute, reading=reading)
-        require_whole(seed=seed)
+        require_whole(f"seed={seed!r:.80}", seed)
         if not 0 <= seed <= MOST_SEED:
             raise ValueError(f"seed={seed}: give 0 to {MOST_SEED:,}, as {SEED}")
         self.graph = graph
@@ -201,7 +202,7 @@ class Session:
             train: Instances, or items for ``convert``.
             epochs: The last epoch, counted from the session's first: ``fit(epochs=2)`` and then
                 ``fit(epochs=3)`` trains three. A session that was loaded continues in its own.
-            valid: Evaluated after every epoch.
+            valid: Evaluated after every epoch; refused where it has no instance.
             until: Stops after the evaluation that reaches it.
             folder: Gets ``latest.safetensors`` after every evaluation and epoch, and
                 ``best.safetensors`` when the metric of ``until`` (without it: the validation loss)
@@ -233,7 +234,6 @@ class Session:
             GraphError: The graph cannot run, or has no loss.
         """
         require_kinds(until=until, keep=keep, folder=folder)
-        require_whole(epochs=epochs, keep_last=keep_last)
         require_fit_arguments(
             epochs, until, valid, folder, checkpoint_every, keep_last, evaluate_every
         )
@@ -247,6 +247,7 @@ class Session:
         log.info("%s", kernels_status())
         source = self._source(train, shuffle=self.reading.shuffle)
         validation = None if valid is None else self._source(valid, shuffle=False)
+        require_some(None if validation is None else validation.length)
         with self.state.used.by("fit"), self.state.deaths.of_one_call():
             self.state.check(source)
             self.state.remark()

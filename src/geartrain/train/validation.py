@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import final
 
 from geartrain.engine.instrument import EpochEnded
+from geartrain.errors import DataError
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.train.results import Reached, Target
 from geartrain.train.source import Source
@@ -81,4 +82,22 @@ class Validation:
     def _validate(self, data: Source) -> Mapping[str, float]:
         self._interrupt.check()
         at = self._s.position
-        return self._s.evaluate(data, at.epoch, self._epochs, at.train_seconds).metrics
+        found = self._s.evaluate(data, at.epoch, self._epochs, at.train_seconds)
+        require_some(found.instances)
+        return found.metrics
+
+
+def require_some(instances: int | None) -> None:
+    """Refuse validation data that tell nothing.
+
+    Args:
+        instances: How many there are; None: it is not known.
+
+    Raises:
+        DataError: There is none.
+    """
+    if instances == 0:
+        raise DataError(
+            "the validation data gave no instance, so there is nothing to measure: give some, or "
+            "leave valid= out"
+        )

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from geartrain.bounds import require_number, require_whole
 from geartrain.frames.message import IntArray
 
 
@@ -91,8 +92,10 @@ class AnnealedRate(AbstractDelay):
     delay: float | None = None
 
     def __post_init__(self) -> None:
-        if self.over < 1 or (self.delay is not None and self.delay < 0):
-            raise ValueError(f"{self}: give over=1 or more, and delay=0 or more or None")
+        wanted = "over=1 or more, and delay=0 or more or None"
+        require_whole(f"{self}", self.over, 1, wanted)
+        if self.delay is not None:
+            require_number(f"{self}", self.delay, wanted, least=0)
 
     def rate(self, ages: IntArray, updates: int) -> float:
         delay = mean_age(ages) if self.delay is None else self.delay
@@ -132,10 +135,10 @@ class DelayCompensated(AbstractDelay):
     adaptive: float | None = None
 
     def __post_init__(self) -> None:
-        if self.lambda_ < 0 or (self.adaptive is not None and not 0 <= self.adaptive < 1):
-            raise ValueError(
-                f"{self}: give lambda_ of 0 or more, and adaptive None or 0 <= adaptive < 1"
-            )
+        wanted = "lambda_ of 0 or more, and adaptive None or 0 <= adaptive < 1"
+        require_number(f"{self}", self.lambda_, wanted, least=0)
+        if self.adaptive is not None:
+            require_number(f"{self}", self.adaptive, wanted, least=0, below=1)
 
     def start(self, parameters: Sequence[nn.Parameter]) -> AbstractCompensation | None:
         return _Compensating(self, parameters)
@@ -156,8 +159,7 @@ class GapAware(AbstractDelay):
     decay: float = 0.9
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"GapAware(decay={self.decay}): give 0 <= decay < 1")
+        require_number(f"{self}", self.decay, "0 <= decay < 1", least=0, below=1)
 
     def start(self, parameters: Sequence[nn.Parameter]) -> AbstractCompensation | None:
         return _Damping(self.decay, parameters)

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from geartrain.bounds import require_number, require_whole
 from geartrain.codec import require_like
 from geartrain.errors import ProtocolError
 from geartrain.nodes.weights import WeightVersion
@@ -262,8 +263,9 @@ class Predicted(AbstractView):
 
     def __post_init__(self) -> None:
         for name, value in (("steps", self.steps), ("backward", self.backward)):
-            if value is not None and value < 0:
-                raise ValueError(f"Predicted({name}={value}): give 0 or more updates, or None")
+            if value is not None:
+                what = f"Predicted({name}={value!r})"
+                require_whole(what, value, 0, "0 or more updates, or None")
         if self.by not in ("momentum", "difference"):
             raise ValueError(f"Predicted(by={self.by!r}): give 'momentum' or 'difference'")
 
@@ -296,10 +298,11 @@ class Corrected(AbstractView):
     delay: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"Corrected(decay={self.decay}): give 0 <= decay < 1")
-        if self.delay is not None and self.delay < 0:
-            raise ValueError(f"Corrected(delay={self.delay}): give 0 or more updates, or None")
+        what = f"Corrected(decay={self.decay!r})"
+        require_number(what, self.decay, "0 <= decay < 1", least=0, below=1)
+        if self.delay is not None:
+            what = f"Corrected(delay={self.delay!r})"
+            require_whole(what, self.delay, 0, "0 or more updates, or None")
 
     def start(self, part: Viewed) -> AbstractSeeing:
         return _Correcting(part, self)

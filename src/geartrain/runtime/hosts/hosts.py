@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any, final
 
+from geartrain.bounds import require_number, require_whole
 from geartrain.runtime.hosts.keepers import BACK_S, Keepers
 from geartrain.runtime.hosts.pool import RemotePool
 from geartrain.runtime.hosts.program import Host
@@ -68,10 +68,13 @@ class Hosts(AbstractSupervised):
         most_deaths: int = 10,
         wait_s: float = BACK_S,
     ) -> None:
-        if not 0.0 <= wait_s < math.inf:
-            raise ValueError(f"Hosts(wait_s={wait_s}): give seconds, 0 or more; 0: none")
-        if isinstance(hosts, int):
-            hosts = [Host(address or _HERE, workers=hosts)] if hosts > 0 else []
+        require_number(f"Hosts(wait_s={wait_s!r})", wait_s, "seconds, 0 or more; 0: none", least=0)
+        if workers is not None:
+            require_whole(f"Hosts(workers={workers!r})", workers, 1, "1 or more, or None")
+        if isinstance(hosts, str) or not isinstance(hosts, Sequence):
+            what = f"Hosts({hosts!r:.80})"
+            require_whole(what, hosts, 1, "1 or more workers on this host, or name hosts")
+            hosts = [Host(address or _HERE, workers=hosts)]
         room = sum(host.workers for host in hosts)
         wanted = room if workers is None else workers
         if not hosts or wanted > room:

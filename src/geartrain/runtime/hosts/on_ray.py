@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, final
 
+from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most, require_number, require_whole
 from geartrain.engine.engine import Engine
 from geartrain.errors import GeartrainError
 from geartrain.runtime.base import log
@@ -261,16 +262,19 @@ class Ray(AbstractSupervised):
     ) -> None:
         if strategy not in _STRATEGIES:
             raise ValueError(f"Ray(strategy={strategy!r}): give one of {', '.join(_STRATEGIES)}")
+        require_whole(f"Ray(workers={workers!r})", workers, 1)
+        require_at_most(f"Ray(workers={workers})", workers, MOST_WORKERS, WORKERS)
+        require_number(f"Ray(wait_s={wait_s!r})", wait_s, "seconds, 0 or more", least=0)
         given = {"CPU": 1.0} if resources is None else resources
-        each = [given] * max(workers, 0) if isinstance(given, Mapping) else list(given)
+        each = [given] * workers if isinstance(given, Mapping) else list(given)
         if len(each) != workers:
             raise ValueError(
                 f"Ray(workers={workers}, resources=[...]): there are {len(each)} of them; give "
                 "one mapping for all workers, or one for each"
             )
         for bundle in [*each, *(parts or {}).values()]:
-            if any(not isinstance(n, int | float) or n < 0 for n in bundle.values()):
-                raise ValueError(f"Ray(resources={dict(bundle)}): give numbers, 0 or more")
+            for n in bundle.values():
+                require_number(f"Ray(resources={dict(bundle)})", n, "numbers, 0 or more", least=0)
         if not all(any(bundle.values()) for bundle in each):
             raise ValueError(
                 f"Ray(resources={resources}): give some of one resource to each worker, such as "

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, final
 
+from geartrain.bounds import require_whole
 from geartrain.errors import GeartrainError
 from geartrain.runtime.base import log
 from geartrain.runtime.hosts.keeper import PROTOCOL
@@ -54,8 +55,7 @@ class Host:
                 f"Host(address={self.address!r}): give the address by which other hosts reach it, "
                 "such as '10.0.0.2'"
             )
-        if self.workers < 1:
-            raise ValueError(f"Host(workers={self.workers}): give 1 or more")
+        require_whole(f"Host(workers={self.workers!r})", self.workers, 1)
         if isinstance(self.command, str):
             raise ValueError(f"Host(command={self.command!r}): give words: ('ssh', 'b.example')")
 

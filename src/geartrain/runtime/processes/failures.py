@@ -30,15 +30,17 @@ def error_of_json(told: Mapping[str, Any], worker: int) -> BaseException:
     name, message = told["class"], told["message"]
     kind = getattr(errors, name, None) if told["ours"] else getattr(builtins, name, None)
     error: BaseException
+    notes = list(told["notes"])
     if isinstance(kind, type) and issubclass(kind, Exception):
         error = _made(kind, message)
     else:
-        error = WorkerError(f"{name} in worker {worker}: {message}")
+        place = f", {notes.pop()}" if notes and notes[-1].startswith("in node ") else ""
+        error = WorkerError(f"{name} in worker {worker}{place}{message and ': '}{message}")
     if told["cause"] is not None:
         cause = getattr(builtins, told["cause"][0], None)
         if isinstance(cause, type) and issubclass(cause, Exception):
             error.__cause__ = _made(cause, told["cause"][1])
-    for note in told["notes"]:
+    for note in notes:
         error.add_note(note)
     error.add_note(f"in worker process {worker}:\n{told['traceback']}")
     return error

@@ -14,6 +14,7 @@ import threading
 from abc import abstractmethod
 from typing import Any, Literal, TypeAlias
 
+from geartrain.bounds import require_whole
 from geartrain.engine.engine import Engine
 from geartrain.errors import BusyError, WorkerDiedError
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, threads_each
@@ -48,15 +49,13 @@ class AbstractSupervised(AbstractRuntime):
         most_deaths: int,
     ) -> None:
         kind = type(self).__name__
-        self.kernel_threads = threads_each(kind, workers, kernel_threads)
+        self.kernel_threads = threads_each(kind, workers, kernel_threads, patience_s)
         if on_worker_death not in ("raise", "restore", "go_on"):
             raise ValueError(
                 f"{kind}(on_worker_death={on_worker_death!r}): give 'raise', 'restore' or 'go_on'"
             )
-        if most_deaths < 1:
-            raise ValueError(
-                f"{kind}(most_deaths={most_deaths}): give 1 or more, or on_worker_death='raise'"
-            )
+        what = f"{kind}(most_deaths={most_deaths!r})"
+        require_whole(what, most_deaths, 1, "1 or more, or on_worker_death='raise'")
         self.workers = workers
         self.patience_s = patience_s
         self.on_worker_death = on_worker_death

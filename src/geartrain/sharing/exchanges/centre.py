@@ -16,6 +16,7 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
+from geartrain.bounds import require_number, require_whole
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.exchanges.periodic import check_outer
 from geartrain.sharing.letters import Letter, Tensors
@@ -140,11 +141,9 @@ class ElasticAverage(AbstractCentre):
 
     def __init__(self, alpha: float | None = None, *, every: int = 4) -> None:
         super().__init__(every)
-        if alpha is not None and not 0 <= alpha < 1:
-            raise ValueError(
-                f"ElasticAverage(alpha={alpha}): give 0 or more and less than 1; copies · alpha of "
-                "about 0.9 was published"
-            )
+        if alpha is not None:
+            wanted = "0 or more and less than 1; copies · alpha of about 0.9 was published"
+            require_number(f"ElasticAverage(alpha={alpha!r})", alpha, wanted, least=0, below=1)
         self.alpha = alpha
 
     def stepped(self, me: Member, gradients: Tensors) -> None:
@@ -206,10 +205,12 @@ class DelayedNesterov(AbstractCentre):
     ) -> None:
         super().__init__(every)
         check_outer("DelayedNesterov", rate, momentum)
-        if buffer is not None and buffer < 1:
-            raise ValueError(f"DelayedNesterov(buffer={buffer}): give 1 or more pushes, or None")
-        if speeds is not None and not all(s > 0 for s in speeds):
-            raise ValueError(f"DelayedNesterov(speeds={list(speeds)}): give positive numbers")
+        if buffer is not None:
+            what = f"DelayedNesterov(buffer={buffer!r})"
+            require_whole(what, buffer, 1, "1 or more pushes, or None")
+        for speed in speeds or ():
+            what = f"DelayedNesterov(speeds={speeds!r:.80})"
+            require_number(what, speed, "positive numbers, or None", above=0)
         self.rate, self.momentum, self.buffer, self.speeds = rate, momentum, buffer, speeds
 
     def prepare(self, members: Sequence[Member]) -> None:

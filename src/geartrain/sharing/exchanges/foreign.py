@@ -14,6 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from geartrain.bounds import require_number
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.exchanges.nearest import advice_on_gradients
 from geartrain.sharing.letters import Inbox, Letter, Tensors, copies
@@ -43,8 +44,8 @@ class StalenessAware(AbstractExchange):
 
     def __init__(self, every: int = 1, *, power: float = 1.0, inbox: Inbox | None = None) -> None:
         super().__init__(every, inbox)
-        if not power >= 0:
-            raise ValueError(f"StalenessAware(power={power}): give 0 or more; 1 was published")
+        what = f"StalenessAware(power={power!r})"
+        require_number(what, power, "0 or more; 1 was published", least=0)
         self.power = power
 
     def advice(self) -> str | None:
@@ -97,13 +98,12 @@ class CompensatedNeighbours(AbstractExchange):
         inbox: Inbox | None = None,
     ) -> None:
         super().__init__(every, inbox)
-        if not strength >= 0:
-            raise ValueError(f"CompensatedNeighbours(strength={strength}): give 0 or more")
-        if not (0 <= decay < 1 and eps > 0):
-            raise ValueError(
-                f"CompensatedNeighbours(decay={decay}, eps={eps}): give a decay from 0 to below 1 "
-                "and a positive eps"
-            )
+        what = f"CompensatedNeighbours(strength={strength!r})"
+        require_number(what, strength, "0 or more", least=0)
+        what = f"CompensatedNeighbours(decay={decay!r}, eps={eps!r})"
+        wanted = "a decay from 0 to below 1 and a positive eps"
+        require_number(what, decay, wanted, least=0, below=1)
+        require_number(what, eps, wanted, above=0)
         self.strength, self.adaptive, self.decay, self.eps = strength, adaptive, decay, eps
         self._before: list[Tensors] = []
 

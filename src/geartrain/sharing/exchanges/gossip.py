@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias, final
 import torch
 from torch import Tensor
 
+from geartrain.bounds import require_whole
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.letters import Letter, Tensors, copies
 from geartrain.sharing.member import Member
@@ -216,8 +217,8 @@ class PairAverage(AbstractExchange):
 
     def __init__(self, every: int = 1, *, at_once: int = 1, seed: int = 0) -> None:
         super().__init__(every)
-        if at_once < 1:
-            raise ValueError(f"PairAverage(at_once={at_once}): give 1 or more open offers")
+        require_whole(f"PairAverage(at_once={at_once!r})", at_once, 1, "1 or more open offers")
+        require_whole(f"PairAverage(seed={seed!r})", seed, 0)
         self.at_once, self.seed = at_once, seed
         self._above: list[list[int]] = []  # neighbours of higher levels: to whom a copy offers
         self._kept: list[list[Letter]] = []  # offers that came while an own one was open

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, final
 
+from geartrain.bounds import require_number
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.letters import Inbox, Letter, Tensors
 from geartrain.sharing.member import Member
@@ -39,6 +40,9 @@ class NearestNeighbours(AbstractExchange):
             and apply them by number of the sender. For tests, and for a comparison.
         scale: Foreign gradients are multiplied by it; 1 is the published form.
         inbox: How many letters may wait.
+
+    Raises:
+        ValueError: A number is out of range.
     """
 
     bounded = frozenset({"gradient"})
@@ -52,6 +56,8 @@ class NearestNeighbours(AbstractExchange):
         inbox: Inbox | None = None,
     ) -> None:
         super().__init__(every, inbox)
+        what = f"NearestNeighbours(scale={scale!r})"
+        require_number(what, scale, "0 or more; 1 was published", least=0)
         if lockstep:
             self.bounded = frozenset()  # none may be lost
         self.lockstep, self.scale = lockstep, scale

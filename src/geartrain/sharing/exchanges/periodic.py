@@ -17,6 +17,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from geartrain.bounds import require_number
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.exchanges.allreduce import Collective
 from geartrain.sharing.letters import Letter, Tensors
@@ -193,11 +194,12 @@ class DiLoCo(AbstractPeriodic):
 def check_outer(name: str, rate: float, momentum: float) -> None:
     """Raises:
     ValueError: The rate is not positive, or the momentum not from 0 to below 1.
+    TypeError: One is no number.
     """
-    if not rate > 0:
-        raise ValueError(f"{name}(rate={rate}): the outer rate is positive; published is 0.7")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"{name}(momentum={momentum}): give 0 or more and less than 1")
+    wanted = "an outer rate of more than 0; published is 0.7"
+    require_number(f"{name}(rate={rate!r})", rate, wanted, above=0)
+    what = f"{name}(momentum={momentum!r})"
+    require_number(what, momentum, "0 or more and less than 1", least=0, below=1)
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from geartrain.bounds import require_number
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.letters import Inbox, Letter, Tensors
 from geartrain.sharing.member import Member
@@ -66,8 +67,8 @@ class PushSum(AbstractExchange):
                 "PushSum(inbox=Inbox(full='drop')): what is dropped would be lost from the sums; "
                 "give full='merge'"
             )
-        if not 0 < least <= 0.5:
-            raise ValueError(f"PushSum(least={least}): give more than 0 and at most 0.5")
+        what = f"PushSum(least={least!r})"
+        require_number(what, least, "more than 0 and at most 0.5", above=0, most=0.5)
         self.rotate, self.matrix, self.least = rotate, matrix, least
         self._shares: Matrix | None = None
         self._before: list[list[Tensor]] = []
