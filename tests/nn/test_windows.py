@@ -337,6 +337,42 @@ def test_auto_leaves_to_torch_what_takes_less_there(
     assert against == [(False, True), (not by_torch, None)]
 
 
+def _choice(monkeypatch: pytest.MonkeyPatch, before: Experience) -> tuple[Any, list[int]]:
+    """Of torch from 32 rows on; and the rows of each measurement of torch."""
+    module, _ = _made(*CASES["line: padded"], n=1)
+    measured: list[int] = []
+
+    def told(one: Program, other: object, inputs: Any, *more: object) -> float:
+        if not isinstance(other, Program):
+            return 0.5
+        measured.append(inputs[0].shape[0])
+        return 0.1 if measured[-1] >= 32 else 0.9
+
+    monkeypatch.setattr(auto, "compare", told)
+    return auto.MeasuredChoice("x", module, running_again(module), before), measured
+
+
+def test_of_several_times_as_many_rows_windows_are_measured_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auto, "REGISTRY", Registry())
+    before = Experience()
+    choice, measured = _choice(monkeypatch, before)
+    (_, x), (_, more) = (_made(*CASES["line: padded"], n=n) for n in (8, 100))
+    monkeypatch.setattr(auto, "ROWS", 8)
+    for _ in range(auto.FIRINGS):
+        first = choice.kernel((x,))
+    assert first.in_c and measured == [8] and before.story == "derived, 0.50 of running again"
+    assert choice.kernel((x[:4],)) is first and choice.kernel((more[:31],)) is first
+    second = choice.kernel((more,))
+    assert not second.in_c and measured == [8, 100]
+    assert "as many rows as come now; by torch" in before.story
+    assert choice.kernel((x,)) is second and choice.kernel((more,)) is second
+    again, asked = _choice(monkeypatch, before)
+    again.recall((x[:3],))  # rows that mean nothing
+    assert not again.chosen((x,)).in_c and asked == []
+
+
 @pytest.mark.parametrize("n", [3, 200, 1100], ids=("waiting", "by C", "by torch"))
 def test_products_of_rows_are_a_gradient_of_more_axes(n: int) -> None:
     """However many rows there are, and with what was there before."""
