@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from geartrain.nn import auto, windows
 from geartrain.nn.derivation import derive
 from geartrain.nn.derived import running_again
 from geartrain.nn.operands import Operands
+from geartrain.nn.places import Places
 from geartrain.nn.program import Program
 from geartrain.nn.registry import Registry
 from geartrain.nodes.choice import Experience
@@ -335,6 +337,42 @@ def test_auto_leaves_to_torch_what_takes_less_there(
     assert against == [(False, True), (not by_torch, None)]
 
 
+def _choice(monkeypatch: pytest.MonkeyPatch, before: Experience) -> tuple[Any, list[int]]:
+    """Of torch from 32 rows on; and the rows of each measurement of torch."""
+    module, _ = _made(*CASES["line: padded"], n=1)
+    measured: list[int] = []
+
+    def told(one: Program, other: object, inputs: Any, *more: object) -> float:
+        if not isinstance(other, Program):
+            return 0.5
+        measured.append(inputs[0].shape[0])
+        return 0.1 if measured[-1] >= 32 else 0.9
+
+    monkeypatch.setattr(auto, "compare", told)
+    return auto.MeasuredChoice("x", module, running_again(module), before), measured
+
+
+def test_of_several_times_as_many_rows_windows_are_measured_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auto, "REGISTRY", Registry())
+    before = Experience()
+    choice, measured = _choice(monkeypatch, before)
+    (_, x), (_, more) = (_made(*CASES["line: padded"], n=n) for n in (8, 100))
+    monkeypatch.setattr(auto, "ROWS", 8)
+    for _ in range(auto.FIRINGS):
+        first = choice.kernel((x,))
+    assert first.in_c and measured == [8] and before.story == "derived, 0.50 of running again"
+    assert choice.kernel((x[:4],)) is first and choice.kernel((more[:31],)) is first
+    second = choice.kernel((more,))
+    assert not second.in_c and measured == [8, 100]
+    assert "as many rows as come now; by torch" in before.story
+    assert choice.kernel((x,)) is second and choice.kernel((more,)) is second
+    again, asked = _choice(monkeypatch, before)
+    again.recall((x[:3],))  # rows that mean nothing
+    assert not again.chosen((x,)).in_c and asked == []
+
+
 @pytest.mark.parametrize("n", [3, 200, 1100], ids=("waiting", "by C", "by torch"))
 def test_products_of_rows_are_a_gradient_of_more_axes(n: int) -> None:
     """However many rows there are, and with what was there before."""
@@ -381,3 +419,53 @@ def test_a_place_that_is_not_there_is_refused() -> None:
         steps.run(2, addresses)
         assert not (out == -7).any()
         at[1] = 3
+
+
+LISTS = torch.tensor([0, 2, 2, 5, 1, 3, 0, 2, 4])
+"""Of five entries two come to the first of three places, and none to the second."""
+
+
+@pytest.mark.parametrize("n", [1, 4, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_entries_are_added_up_by_lists_as_they_are_one_by_one(n: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, places = torch.randn(n, 5, generator=generator, dtype=dtype), torch.tensor([2, 0, 2, 0, 2])
+    found = []
+    for at, inner in ((places, 0), (LISTS, 1)):
+        out = torch.full((n, 3), -7.0, dtype=dtype)
+        where = At(2, 0, 3), At(0, 0, 5), At(1)
+        steps = Steps([Step(Op.ENTRIES_BACK, 3, where, many=5, inner=inner)], [0] * 3, x.dtype)
+        steps.run(n, [x.data_ptr(), at.data_ptr(), out.data_ptr()])
+        found.append(out)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("wrong", [{3: 6}, {1: 3, 2: 2}, {0: 1}, {8: 5}, {4: -1}])
+def test_lists_that_lead_elsewhere_are_refused(wrong: dict[int, int]) -> None:
+    """Before anything is read or written."""
+    x, lists, out = torch.ones(2, 5), LISTS.clone(), torch.full((2, 3), -7.0)
+    for k, value in wrong.items():
+        lists[k] = value
+    where = At(2, 0, 3), At(0, 0, 5), At(1)
+    steps = Steps([Step(Op.ENTRIES_BACK, 3, where, many=5, inner=1)], [0] * 3, x.dtype)
+    with pytest.raises(IndexError):
+        steps.run(2, [x.data_ptr(), lists.data_ptr(), out.data_ptr()])
+    assert (out == -7).all()
+
+
+@pytest.mark.parametrize(("size", "listed"), [(3, [1]), (1, [])], ids=("overlap", "apart"))
+def test_what_comes_back_to_places_that_many_windows_have_is_listed_by_place(
+    size: int, listed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    true = Places.add
+
+    def add(self: Places, op: Op, *more: Any, inner: int = 0, **named: Any) -> None:
+        if op is Op.ENTRIES_BACK:
+            found.append(inner)
+        true(self, op, *more, inner=inner, **named)
+
+    monkeypatch.setattr(Places, "add", add)
+    module, x = _made(lambda: nn.Conv1d(C, C, size, padding=size // 2), LINE)
+    assert Program(derive(module, [x]), Operands(module)).in_c
+    assert [inner for inner in found if inner] == listed

@@ -6,8 +6,10 @@
                                                             └─► runs again for good
 
 When is a matter of counting, so that runs which begin alike go on alike; who wins is measured, and
-remembered for the structure and the size of the firing while the process lives. Nothing is left
-behind by a measurement: no gradient, no random number drawn, no row kept.
+remembered for the structure and the size of the firing while the process lives. Where there are
+windows of rows, C and torch are measured once more as firings come to have several times as many
+rows: torch takes its time before it begins. Nothing is left behind by a measurement: no gradient,
+no random number drawn, no row kept.
 """
 
 from __future__ import annotations
@@ -49,15 +51,17 @@ CLEAR: Final = 0.8
 """What takes no more than this with four times as many rows, or a quarter, needs no measurement."""
 UNCLEAR: Final = (0.75, 1.25)
 """What is beyond these after a few turns is measured no longer."""
-BY_TORCH: Final = 0.75
+BY_TORCH: Final = 0.6
 """Windows of rows are left to torch if that takes less than this part of what C takes: loops that
-run whole call C alone."""
+run whole call C alone, and have memory for it."""
 MOST_CHANGES: Final = 4
 """How often settings may change under a derived kernel; then the module runs again for good."""
 _TURNS: Final = 6
 _FEW_TURNS: Final = 3
 _BLOCK: Final = 2
 _MOST_ROWS: Final = 128
+_MOST_WINDOWS: Final = 256
+"""Rows of windows that are measured: torch gains by every row there."""
 _MOST_FUNCTIONS: Final = 16
 
 
@@ -85,13 +89,15 @@ class MeasuredChoice(AbstractChoice):
         self._alike: Payload | None = None
         self._changes = 0
         self._settled = False
+        # Where there are windows: the size of firings by which C or torch was chosen.
+        self._size: int | None = None
 
     def kernel(self, inputs: Payload) -> AbstractKernel:
         if self._settled:
             return self._first
         if self._derived is not None and self._structure is not None:
             if self._structure.now() == self._structure.settings and kind_of(inputs) == self._kind:
-                return self._derived
+                return self._of_more(inputs)
             self._derived = self._experience.chosen = None
             self._changes += 1
             if self._changes == MOST_CHANGES:
@@ -106,8 +112,7 @@ class MeasuredChoice(AbstractChoice):
         # A few rows that are left over are no measure, nor is what is being watched. Where another
         # module of the class was measured with as many or more, nothing is.
         typical = 2 * n * self._done.firings >= self._done.rows or self._known_of_more(n)
-        watched = operations.listening or _get_current_dispatch_mode() is not None
-        return self._decide(inputs) if ripe and typical and not watched else self._first
+        return self._decide(inputs) if ripe and typical and not _watched() else self._first
 
     @property
     def decided(self) -> bool:
@@ -130,7 +135,7 @@ class MeasuredChoice(AbstractChoice):
 
     def recall(self, inputs: Payload) -> None:
         if self.recalls and not operations.listening:
-            self._decide(inputs)
+            self._decide(inputs, measured=False)
 
     def chosen(self, inputs: Payload) -> AbstractKernel | None:
         if self._settled:
@@ -144,14 +149,14 @@ class MeasuredChoice(AbstractChoice):
                 self._alike = inputs
         return self._derived if self._structure.now() == self._structure.settings else None
 
-    def _decide(self, inputs: Payload) -> AbstractKernel:
+    def _decide(self, inputs: Payload, *, measured: bool = True) -> AbstractKernel:
         self._structure = self._looked_at()
         self._kind, self._alike = kind_of(inputs), None
         known = REGISTRY.ask(self._name, self._function, self._structure, inputs)
         if known.cut is None:
             return self._settle(f"cannot be cut: {known.refused}")
         operands = Operands(self._function)
-        program = self._program(known.cut, known, operands, inputs)
+        program = self._program(known.cut, known, operands, inputs, measured=measured)
         experience = self._experience
         if experience.chosen is None:
             ratio = self._ratio(known, program, operands, inputs)
@@ -171,16 +176,42 @@ class MeasuredChoice(AbstractChoice):
         self._derived = program
         return program
 
-    def _program(self, cut: Cut, known: Known, operands: Operands, inputs: Payload) -> Program:
-        """By C; or by torch, if that takes less where there are windows of rows."""
-        program = Program(cut, operands)
+    def _program(
+        self, cut: Cut, known: Known, operands: Operands, inputs: Payload, *, measured: bool
+    ) -> Program:
+        """By C; or by torch, if that takes less where there are windows of rows.
+
+        Rows that are not to be measured say nothing of how many will come: it is as it was with
+        the most.
+        """
+        program, self._size = Program(cut, operands), None
         if not (cut.parts.windows and program.in_c) or cut.computed is not None:
             return program
-        size, other = _size(inputs[0].shape[0]), Program(cut, operands, fused=False)
-        if size not in known.by_torch:
-            ratio = compare(other, program, inputs, _parameters(operands))
-            known.by_torch[size] = ratio < BY_TORCH
-        return other if known.by_torch[size] else program
+        by_torch, self._size = known.by_torch, max(known.by_torch, default=-1)
+        other = Program(cut, operands, fused=False)
+        if measured:
+            self._size = _size(inputs[0].shape[0])
+            if self._size not in by_torch:
+                ratio = compare(other, program, inputs, _parameters(operands), _MOST_WINDOWS)
+                by_torch[self._size] = ratio < BY_TORCH
+        return other if by_torch.get(self._size) else program
+
+    def _of_more(self, inputs: Payload) -> AbstractKernel:
+        """The derived kernel, chosen once more where there are windows and firings have come to
+        have several times as many rows as those that it was chosen by."""
+        program = self._derived
+        assert program is not None
+        if self._size is None or _size(inputs[0].shape[0]) <= self._size or _watched():
+            return program
+        assert self._structure is not None
+        known = REGISTRY.ask(self._name, self._function, self._structure, inputs)
+        if known.cut is None:
+            return program
+        found = self._program(known.cut, known, program.own, inputs, measured=True)
+        if found.in_c is not program.in_c:
+            self._derived = program = found
+            self._tell(f"derived, by as many rows as come now{_by(program)}")
+        return program
 
     def _looked_at(self) -> Structure:
         """What the function looks like, which the nodes of another fit may have found."""
@@ -227,6 +258,11 @@ class MeasuredChoice(AbstractChoice):
             log.info("'%s', keep='auto': %s", self._name, story)
 
 
+def _watched() -> bool:
+    """Whether somebody looks on: that would be measured, too."""
+    return operations.listening or _get_current_dispatch_mode() is not None
+
+
 def _by(program: Program) -> str:
     """Who computes it, where that is not C, and why."""
     parts = program.cut.parts
@@ -249,13 +285,15 @@ def compare(
     other: AbstractKernel,
     inputs: Payload,
     parameters: list[torch.nn.Parameter],
+    most: int = _MOST_ROWS,
 ) -> float:
-    """What one kernel takes of the time of another, forward and backward of these rows.
+    """What one kernel takes of the time of another, forward and backward of these rows, or
+    the first of them.
 
     They take turns, fewer where one is clearly faster; counted is the fastest of each. Residuals
     are stored and gathered as a node does it, and weights are multiplied once for a few firings.
     """
-    inputs = tuple(x[:_MOST_ROWS].detach() for x in inputs)
+    inputs = tuple(x[:most].detach() for x in inputs)
     devices = sorted({x.device.index for x in inputs if x.is_cuda})
     order = np.random.default_rng(0).permutation(inputs[0].shape[0])
     best = [float("inf"), float("inf")]

@@ -240,6 +240,11 @@ class Places:
             self._of_constants[key] = self.held_for(own)
         return self._of_constants[key], own
 
+    @property
+    def alien(self) -> bool:
+        """Whether constants may be somebody's, who may write into them."""
+        return self._constants.alien
+
     def held_for(self, own: Tensor) -> At:
         """Where a tensor lies that steps keep."""
         self.fixed.append((self.slot(0), own))

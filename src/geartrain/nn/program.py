@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from functools import partial
 from operator import is_
@@ -85,6 +86,7 @@ class Program(AbstractKernel):
         self._pair = cut.parts.fused if fused else None
         self._packed = PackedWeights()
         self._learning = 0, False  # for the length of a firing
+        self._side = 0
         self._by_torch = _Terms(cut.parts.terms)
         self._in_c = None if self._pair is None else _Terms(self._pair.terms)
         self._lookups: dict[Term, Lookup] = {}
@@ -286,10 +288,16 @@ class Program(AbstractKernel):
         own = self.terms
         terms = own.all
         if own.later and len(came) == len(self._parts.tangents) and self._all_learn(operands):
-            terms = own.at_once if into.add_later(self, found, n) else terms
+            many = n * (self._side or self._side_by_side(found))
+            terms = own.at_once if into.add_later(self, found, many) else terms
         for term in terms:
             if term.tangents & came:
                 self._add(term, operands, found[term.first :], into)
+
+    def _side_by_side(self, found: Payload) -> int:
+        """Rows of a product, at most, that lie in one row, as the backward found them."""
+        self._side = max([math.prod(found[t.first].shape[1:-1]) for t in self.terms.later])
+        return self._side
 
     def _all_learn(self, operands: Sequence[Tensor]) -> bool:
         """Whether all weights learn whose gradients are products and sums."""

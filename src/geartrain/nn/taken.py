@@ -14,6 +14,9 @@ from geartrain.nn.places import Like, Places, Refused, like_of
 
 aten = torch.ops.aten
 
+LISTED: Final = 2
+"""Entries that come to each place, on the mean, from which on they are listed by place."""
+
 
 def _take(places: Places, x: fx.Node) -> None:
     args: Any = x.args
@@ -29,10 +32,10 @@ def _take_back(places: Places, x: fx.Node) -> None:
     _write_back(places, x, zeros, source, _selected(places, like_of(x), dim, index))
 
 
-def _selected(places: Places, like: Like, dim: int, index: fx.Node) -> At:
-    """The places of all of a row that are left of an axis."""
+def _selected(places: Places, like: Like, dim: int, index: fx.Node) -> tuple[At, Tensor]:
+    """The places of all of a row that are left of an axis: where they lie, and they."""
     if len(like.tail) == 1 and like.rows and dim in (1, -1):
-        return places.constant(index, torch.int64)[0]
+        return places.constant(index, torch.int64)
     at, named = dim % (len(like.tail) + 1), [None] * (len(like.tail) + 1)
     return _indexed(places, like, [*named[:at], index, *named[at + 1 :]])
 
@@ -62,28 +65,41 @@ def _are_constant(places: Places, index: Sequence[Any]) -> bool:
     return index[0] is None and all(places.is_constant(k) for k in given)
 
 
-def _indexed(places: Places, like: Like, index: Sequence[fx.Node | None]) -> At:
+def _indexed(places: Places, like: Like, index: Sequence[fx.Node | None]) -> tuple[At, Tensor]:
     """The places of all of a row that are left of it, indexed so."""
     if not like.rows or index[0] is not None:
         raise Refused
     given = [None if k is None else places.constant(k)[1] for k in index]
     every = torch.arange(like.width).view(1, *like.tail)
     found: Tensor = aten.index.Tensor(every, given)
-    return places.held_for(found.flatten())
+    own = found.flatten()
+    return places.held_for(own), own
 
 
-def _write(places: Places, x: fx.Node, source: fx.Node, at: At) -> None:
+def _write(places: Places, x: fx.Node, source: fx.Node, found: tuple[At, Tensor]) -> None:
     row = places.value(source)
     out = places.values[x] = places.out(x)
-    places.add(Op.ENTRIES, out, row.at, at, many=row.like.width)
+    places.add(Op.ENTRIES, out, row.at, found[0], many=row.like.width)
 
 
-def _write_back(places: Places, x: fx.Node, zeros: fx.Node, source: fx.Node, at: At) -> None:
-    came = places.value(source)
+def _write_back(
+    places: Places, x: fx.Node, zeros: fx.Node, source: fx.Node, found: tuple[At, Tensor]
+) -> None:
+    """Added up where they belong; where many come together, by lists of who does."""
+    came, (at, own), width = places.value(source), found, like_of(x).width
     if not came.like.rows:
         raise Refused
+    listed = own.numel() >= LISTED * width and not places.alien
+    if listed:
+        at = places.held_for(torch.cat([_starts(own, width), own.argsort(stable=True)]))
     with added_to(places, x, zeros) as out:
-        places.add(Op.ENTRIES_BACK, out, came.at, at, many=came.like.width)
+        places.add(Op.ENTRIES_BACK, out, came.at, at, many=came.like.width, inner=int(listed))
+
+
+def _starts(at: Tensor, width: int) -> Tensor:
+    """Of lists one behind the other of who is added up at each place; and where the last ends."""
+    ends: Tensor = at.bincount(minlength=width).cumsum(0)
+    return torch.cat([ends.new_zeros(1), ends])
 
 
 ADDED: Final = {aten.index_add.default}
