@@ -246,7 +246,10 @@ TRAINING: dict[str, tuple[Make, Kind]] = {
 }
 STREAMS: dict[str, tuple[Make, Kind]] = {
     "route.ways": (lambda x: gt.Graph().input("x").route(len, x), whole(1)),
-    "group.size": (lambda x: gt.Graph().input("x").group("vertex", x), whole(1)),
+    "group.size": (
+        lambda x: gt.Graph().input("x").group("vertex", x),
+        Kind([1, "n", len], [1.5, True], [0, -1]),
+    ),
     "split.sizes": (lambda x: gt.Graph().input("x").split(2, x), whole(1)),
     "replay.times": (lambda x: gt.Graph().input("x").replay(times=x), whole(0)),
     "replay.buffer": (lambda x: gt.Graph().input("x").replay(buffer=x), whole(1)),

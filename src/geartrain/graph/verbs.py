@@ -378,8 +378,8 @@ class AbstractStream(ABC):
                 self._draft.declare(column)
         else:
             columns = dict.fromkeys((by,) if isinstance(by, str) else by)
-        if not callable(size):
-            wanted = "1 member or more, or a function of a View"
+        if not isinstance(size, str) and not callable(size):
+            wanted = "1 member or more, a column, or a function of a View"
             require_whole(f"group(size={size!r})", size, 1, wanted)
         if how not in ("stack", "sum", "mean", "max", "bundle"):
             raise ValueError(f"group() got how={how!r}; one of stack, sum, mean, max, bundle")
