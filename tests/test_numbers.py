@@ -244,7 +244,19 @@ TRAINING: dict[str, tuple[Make, Kind]] = {
         Kind([], ["1", True], [0, -0.5, 1.5, math.nan]),
     ),
 }
-ROWS = PARTS | SHARING | RUNTIMES | TRAINING
+STREAMS: dict[str, tuple[Make, Kind]] = {
+    "route.ways": (lambda x: gt.Graph().input("x").route(len, x), whole(1)),
+    "group.size": (
+        lambda x: gt.Graph().input("x").group("vertex", x),
+        Kind([1, "n", len], [1.5, True], [0, -1]),
+    ),
+    "split.sizes": (lambda x: gt.Graph().input("x").split(2, x), whole(1)),
+    "replay.times": (lambda x: gt.Graph().input("x").replay(times=x), whole(0)),
+    "replay.buffer": (lambda x: gt.Graph().input("x").replay(buffer=x), whole(1)),
+    "replay.max_age": (lambda x: gt.Graph().input("x").replay(max_age=x), whole(0)),
+    "replay.seed": (lambda x: gt.Graph().input("x").replay(seed=x), whole(0)),
+}
+ROWS = PARTS | SHARING | RUNTIMES | TRAINING | STREAMS
 
 OURS = {"Brought", "Evaluation", "Fit", "Flops", "Inside", "Letter", "Member", "Stream", "View"}
 """What the library makes, and a user reads."""

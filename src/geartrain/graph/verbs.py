@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from torch import nn
 
+from geartrain.bounds import require_whole
 from geartrain.errors import GraphError
 from geartrain.frames.frame import View
 from geartrain.graph.draft import Draft
@@ -333,8 +334,7 @@ class AbstractStream(ABC):
                 ``[0, ways)``.
             ways: How many streams.
         """
-        if ways < 1:
-            raise ValueError(f"route() got ways={ways}; at least one")
+        require_whole(f"route(ways={ways!r})", ways, 1)
         operator = Routing(self._draft.name(name, "route"), self._source, choose, ways, False)
         self._add(operator)
         return tuple(self._at(operator, k) for k in range(ways))
@@ -378,8 +378,9 @@ class AbstractStream(ABC):
                 self._draft.declare(column)
         else:
             columns = dict.fromkeys((by,) if isinstance(by, str) else by)
-        if isinstance(size, int) and size < 1:
-            raise ValueError(f"group() got size={size}; at least one member")
+        if not isinstance(size, str) and not callable(size):
+            wanted = "1 member or more, a column, or a function of a View"
+            require_whole(f"group(size={size!r})", size, 1, wanted)
         if how not in ("stack", "sum", "mean", "max", "bundle"):
             raise ValueError(f"group() got how={how!r}; one of stack, sum, mean, max, bundle")
         operator = Grouping(
@@ -425,8 +426,11 @@ class AbstractStream(ABC):
 
     def split(self, *sizes: int, name: str | None = None) -> tuple[Self, ...]:
         """Cut the last dimension into pieces (Split)."""
-        if not sizes or min(sizes) < 1:
-            raise ValueError(f"split() got sizes {sizes}; one or more, each at least 1")
+        what = f"split({', '.join(map(repr, sizes))})"
+        if not sizes:
+            raise ValueError(f"{what}: give one size or more")
+        for size in sizes:
+            require_whole(what, size, 1, "sizes of 1 or more")
         operator = Splitting(self._draft.name(name, "split"), self._source, sizes)
         self._add(operator)
         return tuple(self._at(operator, k) for k in range(len(sizes)))
