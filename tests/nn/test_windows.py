@@ -24,6 +24,7 @@ from geartrain.nn.program import Program
 from geartrain.nn.registry import Registry
 from geartrain.nodes.choice import Experience
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.slot import ALONE
 
 N, C, L = 9, 4, 6
 LINE, PLANE = (C, L), (C, 6, 4)
@@ -335,6 +336,21 @@ def test_auto_leaves_to_torch_what_takes_less_there(
     by_torch = ratio < auto.BY_TORCH
     assert found.in_c is not by_torch
     assert against == [(False, True), (not by_torch, None)]
+
+
+@pytest.mark.parametrize(("n", "waits"), [(2, True), (ALONE // L + 1, False)])
+def test_windows_count_as_rows_where_products_may_wait(n: int, waits: bool) -> None:
+    module, x = _made(lambda: nn.Conv1d(C, C, 3, padding=1), LINE, n=n)
+    program = Program(derive(module, [x]), Operands(module))
+    into = GradientSum(list(module.parameters()))
+    with torch.no_grad():
+        outputs, kept = program.forward((x,))
+        program.backward(outputs, kept, None, into)
+    assert bool(into._later) is waits
+    leaf = module(x)
+    expected = torch.autograd.grad(leaf, list(module.parameters()), outputs[0])
+    for parameter, gradient in zip(module.parameters(), expected, strict=True):
+        assert_close(into.take(parameter), gradient)
 
 
 def _choice(monkeypatch: pytest.MonkeyPatch, before: Experience) -> tuple[Any, list[int]]:

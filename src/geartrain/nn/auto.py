@@ -260,7 +260,7 @@ class MeasuredChoice(AbstractChoice):
 
 def _watched() -> bool:
     """Whether somebody looks on: that would be measured, too."""
-    return operations.listening or _get_current_dispatch_mode() is not None
+    return bool(operations.listening) or _get_current_dispatch_mode() is not None
 
 
 def _by(program: Program) -> str:
