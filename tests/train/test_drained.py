@@ -179,7 +179,11 @@ def test_stretches_and_refused_instances_cut_no_minibatch(form, bad, tmp_path):
         folder=tmp_path,
         checkpoint_every=7,
         keep_last=20,
-        **({} if form == "iterable" else {"valid": [], "evaluate_every": 0.3}),
+        **(
+            {}
+            if form == "iterable"
+            else {"valid": data_of(good[:1], "list"), "evaluate_every": 0.3}
+        ),
     )
     assert fit.skipped == len(bad) and fit.instances == len(good)
     assert steps.rows["lower"] == batches([2] * len(good), 5)

@@ -10,7 +10,7 @@ buffer has no room for, if one is named.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -109,7 +109,7 @@ def forecast(
     """
     seen = _Seen()
     if costs.bytes_per_s is None:  # a link all the same, whose bytes are counted
-        costs = replace(costs, bytes_per_s=math.inf)
+        costs = replace(costs, bytes_per_s=sys.float_info.max)
     session = make(Simulated(hosts, costs=costs, parent=parent), [seen])
     session.fit(data, epochs=epochs)
     worked, ended = seen.worked, seen.ended
