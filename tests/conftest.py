@@ -204,6 +204,17 @@ def needs_kernels() -> None:
 
 
 @pytest.fixture
+def in_float64() -> Iterator[None]:
+    """What is made without a dtype is float64."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture
 def use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[library.Library | None], None]:

@@ -31,14 +31,11 @@ ORDERS = [FEW, Order(policy="random", seed=3, max_active=2), Order("threads", 2,
 
 
 @pytest.fixture(autouse=True)
-def _soon(needs_kernels: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _soon(needs_kernels: None, in_float64: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Programs are found at once, and win."""
     monkeypatch.setattr(choice, "FIRINGS", 1)
     monkeypatch.setattr(choice, "ROWS", 1)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
     yield
-    torch.set_default_dtype(before)
     choice.RAGGED_REGISTRY.forget()
 
 

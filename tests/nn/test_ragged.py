@@ -32,12 +32,7 @@ from tests.rigs.ragged_modules import H, Look, Mix, Pass, Point, Pool, Products
 F64 = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def _double() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(F64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def _inside(lengths: Sequence[int], edges: int = 0) -> Inside:

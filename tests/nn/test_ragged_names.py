@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -20,12 +20,7 @@ H, NAMES = 6, 9
 Forward = Callable[["Reads", Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-@pytest.fixture(autouse=True)
-def _double(needs_kernels: None) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("needs_kernels", "in_float64")
 
 
 class Reads(nn.Module):

@@ -7,7 +7,7 @@ of many.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -28,12 +28,7 @@ H, HEADS = 6, 2
 Forward = Callable[["Attends", Tensor, Tensor, Tensor], Tensor]
 
 
-@pytest.fixture(autouse=True)
-def _double(needs_kernels: None) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("needs_kernels", "in_float64")
 
 
 class Attends(nn.Module):

@@ -3,7 +3,7 @@ torch in float64, outputs and gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -22,12 +22,7 @@ Pad = Callable[[Tensor, gt.Inside], tuple[Tensor, Tensor]]
 Way = Callable[["Padded", Tensor, Tensor, gt.Inside], Tensor]
 
 
-@pytest.fixture(autouse=True)
-def _double(needs_kernels: None) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("needs_kernels", "in_float64")
 
 
 # How to pad.

@@ -3,7 +3,7 @@ and what weights learn of their rows is added then."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -23,16 +23,8 @@ from geartrain.nodes.inside import Inside
 from tests.rigs.ragged import assert_as_torch, tangents
 from tests.rigs.ragged_modules import H, Pass
 
-pytestmark = pytest.mark.usefixtures("needs_kernels")
+pytestmark = pytest.mark.usefixtures("needs_kernels", "in_float64")
 LENGTHS = {"short": [2] * 300, "long": [1, 300, 2], "none": [3, 0, 130, 0, 0, 140, 1]}
-
-
-@pytest.fixture(autouse=True)
-def _double() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def _inside(lengths: Sequence[int], each: int = 2) -> Inside:
