@@ -23,18 +23,18 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from operator import is_
-from typing import Final, Protocol, TypeAlias, final
+from typing import Final, Protocol, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from geartrain.errors import ProtocolError
-from geartrain.frames.message import IntArray, Payload, distinct, join_arrays
+from geartrain.frames.message import IntArray, Payload, distinct
 from geartrain.native import operations, sums
-from geartrain.native.rows import take
+from geartrain.nodes.apart import PutApart, RowsOfUpdates, for_rows
 from geartrain.nodes.computed import AbstractComputed
-from geartrain.nodes.looked_up import Lookup, by_update
+from geartrain.nodes.looked_up import LookedUpSums, Lookup
 from geartrain.nodes.slot import ALONE, Pairs, Runs, Slot, joined, summed
 from geartrain.nodes.unrecorded import Unrecorded
 
@@ -51,12 +51,6 @@ _SORTED: Final = 512
 
 _MOST_WAITING: Final = 2048
 """Rows of operands after which they are multiplied without waiting for the step."""
-
-_MOST_SUMS: Final = 4096
-"""Sums by row of a table after which they are multiplied, where it has more rows."""
-
-_Apart: TypeAlias = tuple[Tensor, Tensor | None, IntArray]
-"""Rows that are multiplied, or added up where there is one tensor, and the update of each."""
 
 
 class AbstractSource(Protocol):
@@ -103,7 +97,6 @@ class GradientSum:
         "_later",
         "_later_rows",
         "_looked_up",
-        "_looks_ahead",
         "_slots",
         "_squares",
         "_updates",
@@ -115,10 +108,9 @@ class GradientSum:
         self._later_rows = 0
         self._asked: tuple[Sequence[torch.nn.Parameter], list[Slot]] = (), []
         self._updates: IntArray | int | None = None
-        self._apart: dict[torch.nn.Parameter, dict[Runs | None, list[_Apart]]] = {}
+        self._apart = PutApart()
         self._ahead: list[GradientSum] = []
-        self._looked_up: dict[tuple[object, ...], tuple[Lookup, sums.SumsById]] = {}
-        self._looks_ahead = False
+        self._looked_up = LookedUpSums()
         self._computed: dict[Hashable, _Computed] = {}
         self._squares: float | None = None  # of all entries, as long as nothing is added
 
@@ -322,28 +314,7 @@ class GradientSum:
             pieces: Rows ``(n, lookup.width)`` of the gradient, and the table's rows that they are
                 of, int64 ``(n,)``.
         """
-        if not lookup.learns:
-            return
-        table = lookup.table
-        n, updates = sum([ids.shape[0] for _, ids in pieces]), self._updates
-        if operations.listening:
-            lookup.tell(n)
-        known = self._looked_up.get(lookup.key)
-        if known is None:
-            found = sums.SumsById(lookup.width, table.shape[0], table.dtype)
-            known = self._looked_up[lookup.key] = lookup, found
-        elif len(known[1]) + n > _MOST_SUMS < known[1].limit:
-            self._settle_one(*known)
-        if updates is not None:
-            most = updates if isinstance(updates, int) else int(updates.max(initial=0))
-            self._looks_ahead = self._looks_ahead or most > 0
-            if known[1].limit < (most + 1) * table.shape[0]:
-                known[1].extend((most + 1) * table.shape[0])
-            pieces = [
-                (rows, by_update(_of_rows(updates, ids.shape[0]), ids, table.shape[0]))
-                for rows, ids in pieces
-            ]
-        known[1].add([(rows.contiguous(), ids.contiguous()) for rows, ids in pieces])
+        self._looked_up.add(lookup, pieces, self._updates, self._settle_one)
 
     def of_computed(self, computed: AbstractComputed) -> GradientSum:
         """The sum for weights that are computed of the parameters; what is added to it is of the
@@ -366,12 +337,7 @@ class GradientSum:
             if each.idle >= IDLE:
                 del self._computed[key]
         if self._looked_up:
-            known, self._looked_up = self._looked_up, {}
-            for lookup, found in known.values():
-                if len(found):
-                    self._settle_one(lookup, found)
-                    self._looked_up[lookup.key] = lookup, found
-            self._looks_ahead = False
+            self._looked_up.settle(self._settle_one)
 
     def _settle_computed(self, computed: AbstractComputed, inner: GradientSum) -> bool:
         """Make it gradients of what it is computed of; whether anything had come."""
@@ -388,21 +354,11 @@ class GradientSum:
         inner._ahead, self._updates = [], updates
         return came
 
-    @torch.no_grad()
     def _settle_one(self, lookup: Lookup, found: sums.SumsById) -> None:
-        ids, rows = found.take()
-        limit, (updates, self._updates) = lookup.table.shape[0], (self._updates, None)
+        updates, self._updates = self._updates, None
         try:
             with operations.told_before() if operations.listening else nullcontext():
-                if ids.max() < limit:
-                    lookup.add(torch.from_numpy(ids), rows, self)
-                    return
-                of = ids // limit
-                for update in distinct(of).tolist():
-                    at = np.flatnonzero(of == update)
-                    (some,) = take([rows], at)
-                    theirs = torch.from_numpy(ids[at] - update * limit)
-                    lookup.add(theirs, some, self._of(update))
+                lookup.add_all(found, self._of)
         finally:
             self._updates = updates
 
@@ -426,7 +382,7 @@ class GradientSum:
         updates = self._updates
         if updates is None or isinstance(updates, int):
             return np.full(n, updates or 0, np.int64)
-        return _for_rows(updates, n)
+        return for_rows(updates, n)
 
     @property
     def whole(self) -> GradientSum | None:
@@ -445,7 +401,7 @@ class GradientSum:
     def ahead(self) -> bool:
         """Whether something of later updates has been added."""
         computed = any(known.sum.ahead for known in self._computed.values())
-        return bool(self._ahead or self._apart) or self._looks_ahead or computed
+        return bool(self._ahead or self._apart) or self._looked_up.ahead or computed
 
     def next_update(self) -> None:
         """The update after the present one is the present one: what was added for it is added."""
@@ -485,13 +441,12 @@ class GradientSum:
         elif updates is not None and left.shape[0]:
             if operations.listening and right is not None:
                 operations.tell(left.shape[1], left.shape[0], right.shape[1])
-            each = _for_rows(updates, left.shape[0])
-            if each.size >= _SORTED:
+            rows = RowsOfUpdates(left, right, for_rows(updates, left.shape[0]))
+            if rows.updates.size >= _SORTED:
                 with operations.told_before() if operations.listening else nullcontext():
-                    self._add_sorted(parameter, columns, left, right, each)
+                    self._add_by_update(parameter, columns, rows)
                 return
-            apart = self._apart.setdefault(parameter, {})
-            apart.setdefault(columns, []).append((left, right, each))
+            self._apart.put(parameter, columns, rows)
 
     @contextmanager
     def _by_update(self, n: int) -> Iterator[list[tuple[GradientSum, Tensor]]]:
@@ -501,7 +456,7 @@ class GradientSum:
             if isinstance(updates, int):
                 yield [(self._of(updates), torch.arange(n))]
             elif updates is not None:
-                each = _for_rows(updates, n) if n else updates[:0]
+                each = for_rows(updates, n) if n else updates[:0]
                 yield [
                     (self._of(k), torch.from_numpy(np.flatnonzero(each == k)))
                     for k in distinct(each).tolist()
@@ -513,46 +468,21 @@ class GradientSum:
         """Add rows that were put apart to the sums of their updates."""
         if self._apart:
             with Unrecorded():
-                self._sort_those_apart()
+                for parameter, columns, rows in self._apart.take():
+                    self._add_by_update(parameter, columns, rows)
 
-    def _sort_those_apart(self) -> None:
-        apart, self._apart = self._apart, {}
-        for parameter, columns, pieces in (
-            (parameter, columns, pieces)
-            for parameter, of in apart.items()
-            for columns, pieces in of.items()
-        ):
-            left = torch.cat([left for left, _, _ in pieces]) if len(pieces) > 1 else pieces[0][0]
-            rights = [right for _, right, _ in pieces if right is not None]
-            right = torch.cat(rights) if len(rights) > 1 else rights[0] if rights else None
-            each = join_arrays([each for _, _, each in pieces])
-            self._add_sorted(parameter, columns, left, right, each)
-
-    def _add_sorted(
-        self,
-        parameter: torch.nn.Parameter,
-        columns: Runs | None,
-        left: Tensor,
-        right: Tensor | None,
-        each: IntArray,
+    def _add_by_update(
+        self, parameter: torch.nn.Parameter, columns: Runs | None, rows: RowsOfUpdates
     ) -> None:
-        """Add rows to the sums of their updates; they are copied unless they lie in order."""
-        if (np.diff(each) < 0).any():
-            order = np.argsort(each, kind="stable")
-            (left,) = take([left.contiguous()], order)
-            if right is not None:
-                (right,) = take([right.contiguous()], order)
-        start = 0
-        for update, n in enumerate(np.bincount(each).tolist()):
-            if n:
-                into, end = self._of(update), start + n
-                before, into._updates = into._updates, None
-                if right is None:
-                    into.add_sum(parameter, left[start:end])
-                else:
-                    into.add_product(parameter, left[start:end], right[start:end], columns=columns)
-                into._updates = before
-                start = end
+        """Add rows to the sums of their updates."""
+        for update, left, right in rows.by_update():
+            into = self._of(update)
+            before, into._updates = into._updates, None
+            if right is None:
+                into.add_sum(parameter, left)
+            else:
+                into.add_product(parameter, left, right, columns=columns)
+            into._updates = before
 
     def absorb(
         self,
@@ -591,8 +521,7 @@ class GradientSum:
     def forget(self) -> None:
         """Drop what has been added."""
         self._later, self._later_rows = {}, 0
-        self._apart, self._ahead = {}, []
-        self._looked_up, self._looks_ahead = {}, False
+        self._apart, self._ahead, self._looked_up = PutApart(), [], LookedUpSums()
         self._computed = {}
         for slot in self._slots.values():
             slot.forget()
@@ -689,20 +618,6 @@ class GradientSum:
                 other.sums = [left]
         with operations.told_before() if operations.listening else nullcontext():
             slot.multiply(left, right)
-
-
-def _for_rows(updates: IntArray, n: int) -> IntArray:
-    """The update of each of n rows, of which the rows of a call have one or some side by side."""
-    if updates.size == n:
-        return updates
-    if not updates.size or n % updates.size:
-        raise ProtocolError(f"{n} rows of a gradient came of a call with {updates.size} rows")
-    return updates.repeat(n // updates.size)
-
-
-def _of_rows(updates: IntArray | int, n: int) -> IntArray | int:
-    """The updates of n rows."""
-    return updates if isinstance(updates, int) else _for_rows(updates, n)
 
 
 @cache

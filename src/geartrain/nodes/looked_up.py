@@ -9,15 +9,24 @@ A table has few rows, or the same few come again and again: tags, letters, frequ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast, final
+from typing import Final, Protocol, cast, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from geartrain.frames.message import IntArray, distinct
 from geartrain.native import operations
-from geartrain.native.sums import may_multiply, multiply_sums
+from geartrain.native.rows import take
+from geartrain.native.sums import SumsById, may_multiply, multiply_sums
+from geartrain.nodes.apart import of_rows
 from geartrain.nodes.products import times
+from geartrain.nodes.slot import Pairs
+
+_MOST_SUMS: Final = 4096
+"""Sums by row of a table after which they are multiplied, where it has more rows."""
 
 
 class AbstractSums(Protocol):
@@ -135,6 +144,20 @@ class Lookup:
         else:
             into.add_at(cast(nn.Parameter, table), ids, back)
 
+    @torch.no_grad()
+    def add_all(self, found: SumsById, of: Callable[[int], AbstractSums]) -> None:
+        """Add what has been summed to the gradients of each update."""
+        ids, rows = found.take()
+        limit = self.table.shape[0]
+        if ids.max() < limit:
+            self.add(torch.from_numpy(ids), rows, of(0))
+            return
+        updates = ids // limit
+        for update in distinct(updates).tolist():
+            at = np.flatnonzero(updates == update)
+            (some,) = take([rows], at)
+            self.add(torch.from_numpy(ids[at] - update * limit), some, of(update))
+
     def _met(self, weight: Tensor) -> Tensor:
         """The columns that meet the table."""
         if self.columns is None:
@@ -143,12 +166,68 @@ class Lookup:
         return weight[:, first:end].contiguous()
 
 
-def by_update(updates: object, ids: Tensor, rows: int) -> Tensor:
-    """Ids of a table with so many rows, of each update others.
+@final
+class LookedUpSums:
+    """Sums by row of tables that wait, each of a lookup, of the present update and later ones."""
 
-    Args:
-        updates: An update; or int64 ``(n,)``.
-    """
+    __slots__ = ("_known", "ahead")
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], tuple[Lookup, SumsById]] = {}
+        self.ahead = False
+        """Whether some are of a later update."""
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def add(
+        self,
+        lookup: Lookup,
+        pieces: Pairs,
+        updates: IntArray | int | None,
+        settle: Callable[[Lookup, SumsById], None],
+    ) -> None:
+        """Add gradients, each with the table's rows that they are of.
+
+        Args:
+            lookup: Which.
+            pieces: Rows ``(n, lookup.width)`` of the gradient, and int64 ``(n,)``.
+            updates: Of them, counted from the present one; None: they are of that.
+            settle: What makes sums gradients of weights, where there are many of them.
+        """
+        if not lookup.learns:
+            return
+        rows, n = lookup.table.shape[0], sum([ids.shape[0] for _, ids in pieces])
+        if operations.listening:
+            lookup.tell(n)
+        known = self._known.get(lookup.key)
+        if known is None:
+            found = SumsById(lookup.width, rows, lookup.table.dtype)
+            known = self._known[lookup.key] = lookup, found
+        elif len(known[1]) + n > _MOST_SUMS < known[1].limit:
+            settle(*known)
+        found = known[1]
+        if updates is not None:
+            most = updates if isinstance(updates, int) else int(updates.max(initial=0))
+            self.ahead = self.ahead or most > 0
+            if found.limit < (most + 1) * rows:
+                found.extend((most + 1) * rows)
+            pieces = [
+                (x, _by_update(of_rows(updates, ids.shape[0]), ids, rows)) for x, ids in pieces
+            ]
+        found.add([(x.contiguous(), ids.contiguous()) for x, ids in pieces])
+
+    def settle(self, settle: Callable[[Lookup, SumsById], None]) -> None:
+        """Make all of them gradients of weights; what nothing came for is forgotten."""
+        known, self._known, self.ahead = self._known, {}, False
+        for key, (lookup, found) in known.items():
+            if len(found):
+                settle(lookup, found)
+                self._known[key] = lookup, found
+
+
+def _by_update(updates: IntArray | int, ids: Tensor, rows: int) -> Tensor:
+    """Ids of a table with so many rows, of each update others."""
     if isinstance(updates, int):
         return ids + updates * rows
     return ids + torch.as_tensor(updates) * rows
