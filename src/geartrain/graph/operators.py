@@ -92,7 +92,7 @@ class Routing(AbstractOperator):
         return [given[0]] * self.ways
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
-        return Route(place, self.choose, self.ways)
+        return Route(place, self.choose, self.ways, halves=self.halves)
 
 
 @final
