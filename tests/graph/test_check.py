@@ -257,7 +257,7 @@ def test_sources_of_a_merge_have_one_shape():
 
 
 def test_bundles_and_single_rows_do_not_meet():
-    for verb, word in (("merge", "ungroup the bundles first"), ("concat", "cannot be joined; hold")):
+    for verb, word in (("merge", "ungroup the bundles first"), ("concat", "joined; hold() the")):
         graph = Graph()
         both = getattr(graph, verb)(
             graph.input("x"), graph.input("b", bundle=True), **{"name": "phi"}
