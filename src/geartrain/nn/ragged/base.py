@@ -124,6 +124,8 @@ class AbstractLowering(ABC):
         self.values: dict[fx.Node, Known] = {}
         self.most: dict[fx.Node, float] = {}
         """What none of the integers is above that steps have made: see ``exact.py``."""
+        self.beside: dict[fx.Node, float] = {}
+        """How much may have been added to integers that may be above anything."""
         self.summed: dict[fx.Node, RaggedValue] = {}
         """Nodes that are sums of rows, of which nothing is known but the rows."""
         self.of: dict[fx.Node, frozenset[int]] = {}

@@ -30,11 +30,19 @@ from geartrain.nn.ragged.views import VIEWS
 
 aten = torch.ops.aten
 
-_ZEROS: Final = frozenset({aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default})
+_ZEROS: Final = frozenset(
+    {
+        aten.zeros.default,
+        aten.zeros_like.default,
+        aten.new_zeros.default,
+        aten.empty_like.default,
+    }
+)
 _ONES: Final = frozenset({aten.ones.default, aten.ones_like.default, aten.new_ones.default})
 _FULL: Final = frozenset(
     {
         aten.full.default,
+        aten.fill.Scalar,
         aten.full_like.default,
         aten.new_full.default,
         aten.scalar_tensor.default,
