@@ -150,7 +150,8 @@ def test_an_unknown_column_is_found_wherever_it_is_named(verb):
 def test_an_edge_column_where_rows_are_at_no_edge_is_refused():
     graph = Graph(edge=("type",))
     graph.input("x").move(vertex=lambda m: m.target, name="along").stop()
-    refused(graph, "'along'", "'target' is not defined on the rows that come here")
+    told = ("behind flatmap('edge')", "has inside.edges['target']")
+    refused(graph, "'along'", "'target' is not defined on the rows that come here", *told)
 
 
 def test_a_state_column_that_not_all_sources_of_a_loop_define_is_not_defined_behind_it():
@@ -256,7 +257,7 @@ def test_sources_of_a_merge_have_one_shape():
 
 
 def test_bundles_and_single_rows_do_not_meet():
-    for verb, word in (("merge", "ungroup the bundles first"), ("concat", "cannot be joined")):
+    for verb, word in (("merge", "ungroup the bundles first"), ("concat", "joined; hold() the")):
         graph = Graph()
         both = getattr(graph, verb)(
             graph.input("x"), graph.input("b", bundle=True), **{"name": "phi"}

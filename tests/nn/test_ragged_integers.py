@@ -161,7 +161,19 @@ def _at(s: Marked, h: Tensor, m: Tensor, mask: Tensor, k: Tensor) -> Tensor:
     return h + _read(s, m, (_places(m) * 2 <= k[:, None]) & mask)
 
 
+def _near(s: Marked, h: Tensor, m: Tensor, mask: Tensor, k: Tensor) -> Tensor:
+    """The members around that number."""
+    return h + _read(s, m, ((_places(m) - k[:, None]).abs() <= 1) & mask)
+
+
+def _ahead(s: Marked, h: Tensor, m: Tensor, mask: Tensor, k: Tensor) -> Tensor:
+    far = torch.where(mask, (k - 3)[:, None] - _places(m), 7).clamp(-4, s.large)
+    return h + _read(s, m, (far + 2 >= -2) & mask)
+
+
 MEMORY: Mapping[str, Callable[..., Tensor]] = {
+    "around a number": _near,
+    "ahead of it": _ahead,
     "above a number": lambda s, h, m, mask, k: h + _read(s, m, mask) * (k > s.large)[:, None],
     "any but nothing": lambda s, h, m, mask, k: h + _read(s, m, mask) * k.bool()[:, None],
     "for all members": lambda s, h, m, mask, k: h + _read(s, m, mask & (k == s.large + 1)[:, None]),
@@ -215,6 +227,19 @@ REFUSED: Mapping[str, Callable[..., Tensor]] = {
         s, h, m, mask, k.masked_fill(h[:, 0] > 0, 0) - s.large
     ),
     "places far away": lambda s, h, m, mask, k: h + _read(s, m, _places(m) + s.large == k[:, None]),
+    "less, as a number": lambda s, h, m, mask, k: _scaled(s, h, m, mask, _one(h, k) - 1),
+    "less, beside it": lambda s, h, m, mask, k: _scaled(
+        s, h, m, mask, torch.stack([_one(h, k) - 1, k], 1).amax(1)
+    ),
+    "less, halved": lambda s, h, m, mask, k: (
+        h + _read(s, m, mask) * (0.5 * (_one(h, k) - 1))[:, None]
+    ),
+    "less, twice": lambda s, h, m, mask, k: (
+        h + _read(s, m, mask & (_places(m) - k[:, None] + k[:, None] > 1))
+    ),
+    "less, and far": lambda s, h, m, mask, k: (
+        h + _read(s, m, mask & (_places(m) - k[:, None] > s.large // 2))
+    ),
     "half as wide": lambda s, h, m, mask, k: _scaled(s, h, m, mask, k.int()),
 }
 

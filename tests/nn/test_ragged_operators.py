@@ -207,6 +207,8 @@ ENTRIES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda x: functional.softmax(x, -1) * functional.log_softmax(x, -1),
     "compared": lambda x: torch.where((x > -0.5) & (x <= 0.4), x * x, 2 * x) + (x < 0.1) * x,
     "larger": lambda x: torch.maximum(x, x * x) + torch.minimum(x, x * x),
+    "between two": lambda x: torch.lerp(x, x * x, x.sigmoid()),
+    "alike": lambda x: functional.cosine_similarity(x, x * x + 1, -1)[..., None] * x,
     "rms": lambda x: x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt(),
 }
 

@@ -175,9 +175,14 @@ def readable(node: str, name: str, columns: frozenset[str], schema: Schema) -> N
         return
     known = name in schema.state or name in schema.vertex or name in schema.edge
     why = "is not defined on the rows that come here" if known else "is unknown"
+    edges = (
+        ". Rows are at an edge behind flatmap('edge'); a module that gets a bundle with "
+        f"inside=True has inside.edges['{name}']"
+    )
     raise GraphError(
         f"'{node}': column '{name}' {why}; rows can read {sorted(here)}. Columns of instances are "
         "declared in Graph(vertex=..., edge=..., value=...), columns of rows by move(...)"
+        f"{edges if name in schema.edge else ''}"
     )
 
 

@@ -92,7 +92,7 @@ class Routing(AbstractOperator):
         return [given[0]] * self.ways
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
-        return Route(place, self.choose, self.ways)
+        return Route(place, self.choose, self.ways, halves=self.halves)
 
 
 @final
@@ -214,7 +214,10 @@ class Joining(AbstractOperator):
                     )
             self._key = list(self.on)
         if len({s.bundled for s in given}) > 1:
-            raise GraphError(f"'{self.name}': bundles and single rows cannot be joined")
+            raise GraphError(
+                f"'{self.name}': bundles and single rows cannot be joined; hold() the bundle, "
+                "begin with a row pooled from it, and attend"
+            )
         payloads = [s.payload for s in given]
         payload: tuple[Tensor, ...] | None = None
         if all(p is not None for p in payloads):

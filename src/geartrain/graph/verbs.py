@@ -318,7 +318,8 @@ class AbstractStream(ABC):
         """Split rows in two (Cond): those for which the predicate holds, and the others.
 
         Args:
-            predicate: Gets a ``View`` of n rows, returns n booleans (numpy or torch).
+            predicate: Gets a ``View`` of n rows, returns n booleans (numpy or torch), or integers:
+                it holds where they are not 0.
         """
         operator = Routing(self._draft.name(name, "where"), self._source, predicate, 2, True)
         yes = self._add(operator)

@@ -53,6 +53,7 @@ class Way(IntEnum):
     PLACE = auto()
     ADD_NAMED = auto()
     TAKE_NAMED = auto()
+    RAISE_AT = auto()
 
 
 @final

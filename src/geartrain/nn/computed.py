@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from geartrain.native.steady import firing
 from geartrain.nn.counted import PRODUCTS, CountedGraph, Function
+from geartrain.nn.indexed import RowsOfTables
 from geartrain.nn.record import draws, record
 from geartrain.nodes.call import differentiate
 
@@ -95,7 +96,8 @@ def forward_of(
     n, inputs = len(operands), len(samples[0])
 
     def flat(*given: Tensor) -> tuple[Tensor, ...]:
-        return function(given[:n], [x.clone() for x in given[n:]])
+        with RowsOfTables(given[:n]):
+            return function(given[:n], [x.clone() for x in given[n:]])
 
     functional = torch.func.functionalize(flat)
     return CountedGraph([record(functional, [*operands, *x]) for x in samples], n, inputs)

@@ -21,8 +21,9 @@ aten = torch.ops.aten
 
 def axis_of(like: Like, dim: int) -> tuple[int, int, int]:
     """Where an axis of a tensor is in the shape of its rows, its entries, and those after it."""
-    at = dim % (len(like.tail) + 1) - 1
-    if not like.rows or at < 0:
+    apart = not like.merged  # the axis of rows is one of its own
+    at = dim % (len(like.tail) + apart) - apart
+    if not like.rows or at < like.merged:
         raise Refused
     return at, like.tail[at], math.prod(like.tail[at + 1 :])
 

@@ -110,7 +110,7 @@ def lay_within_cats(places: Places, graph: fx.Graph) -> None:
         args: Any = x.args
         if x.target is not aten.cat.default or not isinstance(like, Like) or not like.rows:
             continue
-        if like.dtype is torch.int64:
+        if like.dtype is torch.int64 or like.merged:
             continue
         if len(args) != 2 or args[1] % (len(like.tail) + 1) != 1:
             continue
@@ -133,18 +133,19 @@ def _sum(places: Places, x: fx.Node, *, mean: bool) -> None:
     tail = source.like.tail
     if source.like.dtype not in (places.dtype, torch.bool):
         raise Refused
-    named = args[1] if len(args) > 1 else None
-    dims = sorted(d % (len(tail) + 1) for d in (named or range(len(tail) + 1)))
+    named, apart = args[1] if len(args) > 1 else None, not source.like.merged
+    rank = len(tail) + apart
+    dims = sorted(d % rank for d in (named or range(rank)))
     if not source.like.rows:
         raise Refused
     home = home_of_sum(places, x)
-    if dims[0] == 0 and not mean and home is not None:
+    if dims[0] == 0 and not mean and home is not None and apart:
         _sum_of_rows(places, x, source, dims[1:], home)
         return
     if dims[0] == 0:
         raise Refused
     out = places.out(x)
-    _add_up(places, out, source, [d - 1 for d in dims], mean=mean)
+    _add_up(places, out, source, [d - apart for d in dims], mean=mean)
     places.values[x] = out
 
 
@@ -482,7 +483,13 @@ _WAYS: Final[Mapping[Any, _Way]] = {
 }
 _SEVERAL: Final = {
     *(*RESHAPES, *MATMUL, *ONE, *TWO, *NUMBERS, *NUMBERED),
-    *(aten.expand.default, aten.new_zeros.default),
+    *(aten.expand.default, aten.new_zeros.default, operator.getitem),
+    *(*PARTS, aten.cat.default, aten.slice_backward.default, aten.select_backward.default),
+    *(aten.sum.dim_IntList, aten.mean.dim),
+    *(aten._softmax.default, aten._softmax_backward_data.default),
+    *(aten._log_softmax.default, aten._log_softmax_backward_data.default),
+    *(aten.native_layer_norm.default, aten.native_layer_norm_backward.default),
+    *(aten.threshold_backward.default, aten.where.self, aten.masked_fill.Scalar),
 }
 """What knows of several rows for each row, or does not care."""
 _SCALARS_READ: Final = {aten.where.self, aten.clamp_min.Tensor}

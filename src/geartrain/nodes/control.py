@@ -65,14 +65,17 @@ class Route(AbstractStep):
 
     Args:
         place: Number, name, frames.
-        choose: Gets a ``View`` of n rows, returns n integers in ``[0, ways)`` or n booleans (True
-            is port 0): numpy or torch.
+        choose: Gets a ``View`` of n rows, returns n integers in ``[0, ways)``: numpy or torch.
         ways: Number of output ports.
+        halves: It says of n rows whether something holds instead: by booleans, or by integers that
+            are not 0. Those rows leave by port 0.
     """
 
-    def __init__(self, place: Place, choose: Callable[[View], Any], ways: int) -> None:
+    def __init__(
+        self, place: Place, choose: Callable[[View], Any], ways: int, *, halves: bool = False
+    ) -> None:
         super().__init__(place)
-        self._choose, self._ways = choose, ways
+        self._choose, self._ways, self._halved = choose, ways, halves
 
     def apply(self, batch: Forward) -> Passage:
         choice = _array(self._choose(self.place.view(batch)))
@@ -81,8 +84,9 @@ class Route(AbstractStep):
                 f"'{self.name}': its function returned shape {choice.shape} for "
                 f"{_came(batch)}; it gets columns and returns a column"
             )
-        if choice.dtype == np.bool_:
-            return self._halves(batch, choice)
+        self._check_kind(choice)
+        if self._halved:
+            return self._halves(batch, choice if choice.dtype == np.bool_ else choice != 0)
         ports = choice.astype(np.int64)
         order = ports.argsort(kind="stable")
         ranked = ports[order]
@@ -104,6 +108,16 @@ class Route(AbstractStep):
             ]
         )
 
+    def _check_kind(self, choice: Any) -> None:
+        if choice.dtype.kind in ("biu" if self._halved else "iu"):
+            return
+        wanted = (
+            "where() takes booleans: m.x > 0"
+            if self._halved
+            else "route() takes numbers of ways; where() splits by booleans"
+        )
+        raise GraphError(f"'{self.name}': its function returned {choice.dtype}; {wanted}")
+
     def _halves(self, batch: Forward, mask: Any) -> Passage:
         (yes,) = mask.nonzero()
         if yes.size == mask.size:
@@ -115,10 +129,17 @@ class Route(AbstractStep):
 
 
 def by_columns(error: Exception) -> str:
-    """A hint for who wrote a function of one row, and asked a column whether it is true."""
-    if "truth value" not in str(error) and "Boolean value of Tensor" not in str(error):
-        return ""
-    return "; it gets columns of n rows, and gives one: np.where(m.x > 0, 1, 2) for an if"
+    """A hint for who wrote a function of one row, or one that mixes tensors with arrays."""
+    said = str(error)
+    if "truth value" in said or "Boolean value of Tensor" in said:
+        return "; it gets columns of n rows, and gives one: np.where(m.x > 0, 1, 2) for an if"
+    mixed = "'Tensor'" in said and "'numpy.ndarray'" in said
+    if mixed or "Concatenation operation is not implemented" in said:  # numpy's, of array + tensor
+        return (
+            "; columns are numpy arrays and m.payload is of tensors: m.payload[0].numpy(), "
+            "or torch.from_numpy(m.x)"
+        )
+    return ""
 
 
 @final

@@ -121,6 +121,14 @@ def _threshold(low: AbstractLowering, x: fx.Node) -> None:
     low.elementwise(x, Op.THRESHOLD_BACK, args[:2], float(args[2]))
 
 
+def _at_least(low: AbstractLowering, x: fx.Node) -> None:
+    number = low.number(x.args[1])
+    if isinstance(number, float):
+        low.elementwise(x, Op.AT_LEAST, x.args[:1], number)
+    else:
+        low.elementwise(x, Op.MAXIMUM, x.args, ones=1)
+
+
 def _between(low: AbstractLowering, x: fx.Node) -> None:
     """No less than a number, and no more than another."""
     source, least, most = (*x.args, None)[:3]
@@ -173,6 +181,7 @@ APART: Final[Mapping[Any, Convert]] = {
     aten.lt.Scalar: _less,
     aten.le.Scalar: _less,
     aten.threshold_backward.default: _threshold,
+    aten.clamp_min.Tensor: _at_least,
     aten.hardtanh.default: _between,
     aten.clamp.default: _between,
     aten.hardtanh_backward.default: _between_back,

@@ -28,6 +28,7 @@ from geartrain.nn.ragged.values import (
     CountedRows,
     DraftStep,
     HeldValue,
+    InFront,
     MostOf,
     RaggedValue,
     TraceCounts,
@@ -35,7 +36,9 @@ from geartrain.nn.ragged.values import (
 )
 from geartrain.nn.record import Trace, draws
 
-Known: TypeAlias = RaggedValue | Constant | HeldValue | CountedRows | MostOf | list[Any] | None
+Known: TypeAlias = (
+    RaggedValue | Constant | HeldValue | CountedRows | MostOf | InFront | list[Any] | None
+)
 
 
 aten = torch.ops.aten
@@ -124,6 +127,8 @@ class AbstractLowering(ABC):
         self.values: dict[fx.Node, Known] = {}
         self.most: dict[fx.Node, float] = {}
         """What none of the integers is above that steps have made: see ``exact.py``."""
+        self.beside: dict[fx.Node, float] = {}
+        """How much may have been added to integers that may be above anything."""
         self.summed: dict[fx.Node, RaggedValue] = {}
         """Nodes that are sums of rows, of which nothing is known but the rows."""
         self.of: dict[fx.Node, frozenset[int]] = {}
@@ -182,6 +187,19 @@ class AbstractLowering(ABC):
     def like(self, x: fx.Node) -> Axes:
         """Its axes."""
         return self._counts.like(self.shapes[x], self._large[self.twin[x]])
+
+    def has_rows_first(self, x: fx.Node) -> bool:
+        """Whether its axes begin with those of rows, or it has none; else one of what they have
+        is before them."""
+        try:
+            self.like(x)
+        except Refused:
+            return False
+        return True
+
+    def behind(self, x: fx.Node) -> Axes:
+        """The axes behind its first."""
+        return self._counts.like(self.shapes[x][1:], self._large[self.twin[x]][1:])
 
     def late(self, x: fx.Node) -> bool:
         """Whether it depends on a tangent."""

@@ -3,6 +3,8 @@
 truths, how many there are, places ─► exact, and so are sums and products up to a bound
 integers of columns                ─► rounded: moved, chosen, in order; compared with what is
                                       small, or made numbers, as torch makes them
+these and what is small, added     ─► exact where they are small, else far from it: compared with
+                                      what is small
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ aten = torch.ops.aten
 MOST_ROWS: Final = 1 << 20
 """Members of a bundle, and bundles, for which it is known that what counts them is exact."""
 _OF_INTEGERS: Final = torch.int64, torch.bool
+_TOO_LARGE: Final = "integers that may be too large for a number"
 
 
 def check_exact(low: AbstractLowering, x: fx.Node) -> None:
@@ -41,14 +44,18 @@ def check_exact(low: AbstractLowering, x: fx.Node) -> None:
     if isinstance(dtype, torch.dtype) and dtype not in _OF_INTEGERS:
         if dtype is not low.dtype:
             raise Refused("numbers of another dtype")
+        if any(s in low.beside for s in x.all_input_nodes):
+            raise Refused(_TOO_LARGE)
         return
     read = {s.meta.get("dtype") for s in x.all_input_nodes}
     if dtype is None and not read & {*_OF_INTEGERS}:
         return  # several of numbers
     most = _most_of_made(low, x)
     if most is None:
-        raise Refused("integers that may be too large for a number")
+        raise Refused(_TOO_LARGE)
     low.most[x] = most
+    if most == math.inf and (by := _beside(low, x)):
+        low.beside[x] = by
 
 
 def is_compared_exactly(low: AbstractLowering, x: fx.Node) -> bool:
@@ -73,13 +80,24 @@ def _most_of_made(low: AbstractLowering, x: fx.Node) -> float | None:
     if target not in _GROWN:
         return None
     most = _GROWN[target](low, x, read)
+    if most == math.inf and target in _ADDED and read.count(math.inf) == 1:
+        return most if _beside(low, x) <= _limit(low) / 4 else None
     return most if most <= _limit(low) else None
 
 
 def _most_of_truths(low: AbstractLowering, x: fx.Node, read: list[float]) -> float | None:
     """Rounding keeps order, and below the limit there is none."""
     numbers = any(s.meta.get("dtype") not in _OF_INTEGERS for s in x.all_input_nodes)
-    return 1 if numbers or min(read) < _limit(low) else None
+    beside = any(s in low.beside for s in x.all_input_nodes)
+    limit = _limit(low) / 4 if beside else _limit(low)
+    return 1 if numbers or min(read) < limit else None
+
+
+def _beside(low: AbstractLowering, x: fx.Node) -> float:
+    """How much may have been added to integers of which it is not known how large they are."""
+    read = [_most_of(low, y) for y in x.args if isinstance(y, fx.Node | int | float)]
+    added = [most for most in read if most < math.inf] if x.target in _ADDED else []
+    return sum(added) + max(low.beside.get(y, 0.0) for y in x.all_input_nodes)
 
 
 def _limit(low: AbstractLowering) -> float:
@@ -110,6 +128,12 @@ def _added_up(low: AbstractLowering, x: fx.Node, read: list[float]) -> float:
     return read[0] * MOST_ROWS * max(1, tail / max(1, left))
 
 
+_ADDED: Final = frozenset(
+    {
+        *(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar),
+        *(aten.rsub.Tensor, aten.rsub.Scalar),
+    }
+)
 _Bound = Callable[[AbstractLowering, fx.Node, list[float]], float]
 _WITH_NUMBER: Final = {
     aten.masked_fill.Scalar,
@@ -147,13 +171,7 @@ _MOVED: Final = {
 }
 """What gives some of what it reads, in whose order rounding changes nothing."""
 _GROWN: Final[Mapping[Any, _Bound]] = {
-    **dict.fromkeys(
-        (
-            *(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar),
-            *(aten.rsub.Tensor, aten.rsub.Scalar),
-        ),
-        lambda low, x, read: sum(read),
-    ),
+    **dict.fromkeys(_ADDED, lambda low, x, read: sum(read)),
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), lambda low, x, read: math.prod(read)),
     aten.sum.dim_IntList: _added_up,
 }

@@ -21,6 +21,7 @@ from geartrain.nn.places import Refused
 from geartrain.nn.ragged.apart import APART, arithmetic
 from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, numbers_of
 from geartrain.nn.ragged.exact import check_exact, is_compared_exactly
+from geartrain.nn.ragged.front import added_in_front
 from geartrain.nn.ragged.integers import COUNTS, counts_rows
 from geartrain.nn.ragged.matrices import MATRICES
 from geartrain.nn.ragged.numbered import NUMBERED_ROWS
@@ -30,11 +31,19 @@ from geartrain.nn.ragged.views import VIEWS
 
 aten = torch.ops.aten
 
-_ZEROS: Final = frozenset({aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default})
+_ZEROS: Final = frozenset(
+    {
+        aten.zeros.default,
+        aten.zeros_like.default,
+        aten.new_zeros.default,
+        aten.empty_like.default,
+    }
+)
 _ONES: Final = frozenset({aten.ones.default, aten.ones_like.default, aten.new_ones.default})
 _FULL: Final = frozenset(
     {
         aten.full.default,
+        aten.fill.Scalar,
         aten.full_like.default,
         aten.new_full.default,
         aten.scalar_tensor.default,
@@ -77,6 +86,8 @@ class Lowering(AbstractLowering):
             self._count(x)
         elif target in _WAYS:
             _WAYS[target](self, x)
+        elif target is aten.add.Tensor and added_in_front(self, x):
+            pass
         elif target is aten.t.default or sums_rows(self, x) or self._of_weights(x):
             self.values[x] = None  # of use for the gradients of weights alone
         else:

@@ -232,27 +232,79 @@ def _add_at(low: AbstractLowering, x: fx.Node, base: fx.Node, index: Any, source
 
 
 def _reduce(low: AbstractLowering, x: fx.Node) -> None:
-    """The most of the members of each bundle, where nothing else connects them."""
+    """The most, or the least, of rows by number; or their mean."""
     args: Any = x.args
     base, dim, index, source, how = args[:5]
     late, like = low.late(x), low.like(x)
     found, begun = low.ints_of(index), low.values.get(base)
     own = args[5] if len(args) > 5 else x.kwargs.get("include_self", True)
-    segment = found is not None and found[0] is low.segment
-    if dim != 0 or how not in ("amax", "amin") or not own or not segment:
+    if dim != 0 or how not in ("amax", "amin", "mean") or found is None:
         raise Refused(f"rows are reduced by {how}")
-    value = low.whole(source, late=late)
-    fits = (value.kind, value.times, value.width) == (MEMBERS, 1, like.width)
-    if not isinstance(begun, Constant) or (like.kind, like.times) != (BUNDLES, 1) or not fits:
+    (numbers, rows), value = found, low.whole(source, late=late)
+    if (rows.kind, rows.times) != (value.kind, value.times) or value.width != like.width:
+        raise Refused("rows are reduced by numbers of several axes")
+    if not isinstance(begun, Constant) or like.kind == NO_ROWS:
         raise Refused("rows are reduced beside others")
+    if how == "mean":
+        if own or begun.number:
+            raise Refused("a mean with what was there")
+        low.values[x] = _mean_at(low, like, value, numbers, late=late)
+        return
     least = how == "amin"
-    if least:
-        value = low.turned_over(value, late=late)
-    out = low.room(like, late=late)
-    low.step(Way.MOST_OVER, out, value, kind=BUNDLES, late=late, inside=True)
-    number = -begun.number if least else begun.number
-    low.plain(Op.AT_LEAST, out, out, number=number, late=late)
-    low.values[x] = low.turned_over(out, late=late) if least else out
+    value = low.turned_over(value, late=late) if least else value
+    begin = (-begun.number if least else begun.number) if own else -math.inf
+    out = _most_at(low, like, value, numbers, begin, late=late)
+    out = low.turned_over(out, late=late) if least else out
+    if not own:
+        there = _count_at(low, like, value, numbers, late=late)
+        before = low.full(low.fit(base, like, late=late), late=late)
+        low.plain(Op.WHERE, out, there, out, before, late=late)
+    low.values[x] = out
+
+
+def _most_at(
+    low: AbstractLowering,
+    like: Axes,
+    value: RaggedValue,
+    numbers: fx.Node,
+    begin: float,
+    *,
+    late: bool,
+) -> RaggedValue:
+    """The most of rows and of a number, for each row that they name."""
+    out, members = low.room(like, late=late), (value.kind, value.times) == (MEMBERS, 1)
+    if members and numbers is low.segment and (like.kind, like.times) == (BUNDLES, 1):
+        low.step(Way.MOST_OVER, out, value, kind=BUNDLES, late=late, inside=True)
+        low.plain(Op.AT_LEAST, out, out, number=begin, late=late)
+        return out
+    low.plain(Op.ZERO, out, late=late)
+    low.plain(Op.ADD_NUMBER, out, out, number=begin, late=late)
+    _by_number(low, Way.RAISE_AT, out, value, (value, like), numbers, late=late)
+    return out
+
+
+def _count_at(
+    low: AbstractLowering, like: Axes, value: RaggedValue, numbers: fx.Node, *, late: bool
+) -> RaggedValue:
+    """How many rows name a row, in each column."""
+    ones, out = low.room(low.like_value(value), late=late), low.room(like, late=late)
+    low.plain(Op.ZERO, ones, late=late)
+    low.plain(Op.ADD_NUMBER, ones, ones, number=1.0, late=late)
+    low.plain(Op.ZERO, out, late=late)
+    _by_number(low, Way.ADD_AT, out, ones, (value, like), numbers, late=late)
+    return out
+
+
+def _mean_at(
+    low: AbstractLowering, like: Axes, value: RaggedValue, numbers: fx.Node, *, late: bool
+) -> RaggedValue:
+    """The mean of the rows that name a row; of none, nothing."""
+    out, there = low.room(like, late=late), _count_at(low, like, value, numbers, late=late)
+    low.plain(Op.AT_LEAST, there, there, number=1.0, late=late)
+    low.plain(Op.ZERO, out, late=late)
+    _by_number(low, Way.ADD_AT, out, value, (value, like), numbers, late=late)
+    low.plain(Op.DIV, out, out, there, late=late)
+    return out
 
 
 def _of_each(low: AbstractLowering, index: Any, dim: int, of: Axes) -> Buffer | None:

@@ -119,7 +119,7 @@ class RaggedRoutine:
 
 def _is_local(draft: DraftStep) -> bool:
     """Whether a step leads from no bundle to another."""
-    if draft.way is Way.MOVE:
+    if draft.way in (Way.MOVE, Way.RAISE_AT):
         return False
     if draft.way is Way.TAKE:
         return draft.source == HELD and draft.kind == MEMBERS

@@ -245,6 +245,18 @@ class MostOf:
 
 @final
 @dataclass(frozen=True, slots=True)
+class InFront:
+    """What has an axis before those of rows.
+
+    Args:
+        parts: By entry of that axis what rows have; None: nothing.
+    """
+
+    parts: tuple[RaggedValue | None, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class CountedRows:
     """Integers that only integers have made."""
 

@@ -14,12 +14,19 @@ from torch import fx
 from geartrain.native.fused import Op
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, same_numbers
+from geartrain.nn.ragged.front import (
+    beside_in_front,
+    put_behind,
+    put_in_front,
+    selected_back,
+)
 from geartrain.nn.ragged.values import (
     MEMBERS,
     NO_ROWS,
     Axes,
     Constant,
     HeldValue,
+    InFront,
     MostOf,
     RaggedValue,
 )
@@ -32,6 +39,12 @@ def _view(low: AbstractLowering, x: fx.Node) -> None:
     known = low.values.get(args[0])
     if isinstance(known, Constant | MostOf) or known is None:
         low.values[x] = known
+        return
+    if isinstance(known, InFront) and low.shapes[x] == low.shapes[args[0]]:
+        low.values[x] = known
+        return
+    if x.target is aten.unsqueeze.default and not low.has_rows_first(x) and args[1] == 0:
+        low.values[x] = InFront((low.whole(args[0], late=low.late(x)),))
         return
     if x.target is aten._to_copy.default and x.meta["dtype"] is not low.dtype:
         raise Refused("numbers of another dtype")
@@ -142,6 +155,10 @@ def _select(low: AbstractLowering, x: fx.Node) -> None:
     args: Any = x.args
     source, dim, which = args
     same_numbers(x, low.twin[x])
+    known = low.values.get(source)
+    if isinstance(known, InFront) and dim == 0:
+        low.values[x] = known.parts[which]
+        return
     if _is_one(low, source, dim):
         _view(low, x)
         return
@@ -168,7 +185,11 @@ def _split(low: AbstractLowering, x: fx.Node) -> None:
 
 def _unbind(low: AbstractLowering, x: fx.Node) -> None:
     args: Any = x.args
-    at = _axis_of(low, args[0], args[1] if len(args) > 1 else 0)
+    dim, known = args[1] if len(args) > 1 else 0, low.values.get(args[0])
+    if isinstance(known, InFront) and dim == 0:
+        low.values[x] = list(known.parts)
+        return
+    at = _axis_of(low, args[0], dim)
     value = low.whole(args[0], late=low.late(x))
     tail = (*value.tail[:at], *value.tail[at + 1 :])
     low.values[x] = [_part(value, at, k, tail) for k in range(value.tail[at])]
@@ -182,6 +203,8 @@ def _item(low: AbstractLowering, x: fx.Node) -> None:
 
 def _cat(low: AbstractLowering, x: fx.Node) -> None:
     args: Any = x.args
+    if beside_in_front(low, x):
+        return
     late, like = low.late(x), low.like(x)
     at = _axis_of(low, x, args[1] if len(args) > 1 else 0)
     out, start = low.room(like, late=late), 0
@@ -211,6 +234,9 @@ def _stack(low: AbstractLowering, x: fx.Node) -> None:
 def _put_back(low: AbstractLowering, x: fx.Node) -> None:
     """The gradient of a part."""
     args: Any = x.args
+    selects = x.target is aten.select_backward.default
+    if selects and not low.has_rows_first(x) and selected_back(low, x):
+        return
     if low.late(x) and low.like(x).kind == NO_ROWS:
         low.values[x] = None  # the gradient of a weight
         return
@@ -240,12 +266,19 @@ def _put_back(low: AbstractLowering, x: fx.Node) -> None:
 def _turn(low: AbstractLowering, x: fx.Node) -> None:
     """Axes change places: that of members, and those of one entry."""
     source: Any = x.args[0]
-    known, like = low.values.get(source), low.like(x)
+    known, shape = low.values.get(source), low.shapes[source]
     if isinstance(known, Constant | MostOf) or known is None:
         low.values[x] = known
         return
-    mine, shape = low.like(source), low.shapes[source]
-    places = [mine.tail_axis(k) for k in _order(x, len(shape)) if shape[k] != 1]
+    order = _order(x, len(shape))
+    if isinstance(known, InFront):
+        put_behind(low, x, known, order)
+        return
+    if not low.has_rows_first(x):
+        low.values[x] = put_in_front(low, x, order)
+        return
+    mine, like = low.like(source), low.like(x)
+    places = [mine.tail_axis(k) for k in order if shape[k] != 1]
     own = [k for k in places if k >= 0]
     if own != sorted(own) or (like.kind, like.times) != (mine.kind, mine.times):
         raise Refused("axes change places")
