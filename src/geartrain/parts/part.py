@@ -111,6 +111,7 @@ class PartState(AbstractAhead):
         plain = rules.max_staleness is None and rules.window is None and rules.delay is None
         plain = plain and not self._wants_ages and rules.view is None
         self._plain = plain and self.trigger.unit == "instances"
+        self._steps_plainly = rules.clip is None and rules.delay is None and not self._wants_ages
         self._ahead = UpdatesAhead(self.counting, self._count)
         self._known = tuple(module.parameters())
         self._first = self._known[0] if self._known else None
@@ -267,21 +268,49 @@ class PartState(AbstractAhead):
                 with such a gradient is then taken with zeros in its place.
         """
         taken = self._step(progress, flush=True)
-        if not self.outstanding:
-            self.looking.seeing.rest()
+        self.flushed()
         return taken
 
+    def flushed(self) -> None:
+        """A step has been taken with whatever there was."""
+        if not self.outstanding:
+            self.looking.seeing.rest()
+
     def _step(self, progress: int, *, flush: bool = False) -> StepTaken | None:
-        counting, stepping = self.counting, self.stepping
-        stepping.verdicts.look()
+        rows, divisor = self.end_update(flush=flush)
+        found = self.gradient.take_each(self.parameters) if rows else ([], None)
+        return self.step_by(*found, rows, divisor, progress)
+
+    def end_update(self, *, flush: bool) -> tuple[int, float]:
+        """The update ends, and the next one begins.
+
+        Args:
+            flush: Whether it ends before it is due.
+
+        Returns:
+            Its rows, none if there is nothing to step with, and what their sums are divided by.
+        """
+        self.stepping.verdicts.look()
         with self.ownership.taking():
             self.collect()
-            rows, divisor = counting.take(self.rules.average, flush=flush)
+            rows, divisor = self.counting.take(self.rules.average, flush=flush)
         self.looking.seeing.turn()
         if self.frozen:
             self._discard_gradient()
-        wanted = rows and not self.frozen
-        gradients, norm = stepping.gather(self.gradient, self.version) if wanted else ([], None)
+        return 0 if self.frozen else rows, divisor
+
+    def step_by(
+        self,
+        sums: Sequence[Tensor | None],
+        squares: float | None,
+        rows: int,
+        divisor: float,
+        progress: int,
+    ) -> StepTaken | None:
+        """The step of an update that has ended, with the sums of its gradients and the squares of
+        all their entries, if these are known."""
+        counting, stepping = self.counting, self.stepping
+        gradients, norm = stepping.gather(sums, squares, self.version)
         if not gradients:
             counting.step_ages.clear()
             return None
@@ -340,6 +369,24 @@ class PartState(AbstractAhead):
         if self.version == before:  # else those who share it have been told
             self.version += 1
         self.looking.seeing.after_step()
+
+    @property
+    def steps_plainly(self) -> bool:
+        """Whether nobody else has the weights, and a step is what the optimiser makes of gradients
+        that are divided; ``about_to_move`` and ``moved`` are then all that is beside it."""
+        return self._steps_plainly and self.norms is None and not self.frozen and self._alone
+
+    def about_to_move(self) -> None:
+        """Before a step that may be taken with those of others; it may be told so again."""
+        self.gradient.settle()
+        self.looking.seeing.before_step()
+
+    def moved(self, rows: int, progress: int) -> StepTaken:
+        """After it."""
+        self.version += 1
+        self.looking.seeing.after_step()
+        self.progress = progress
+        return StepTaken(self.name, self.version, rows)
 
     def _optimize(self, progress: int) -> None:
         """A step at the rate of now, and what the rules want to learn from it."""
