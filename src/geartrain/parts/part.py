@@ -33,6 +33,7 @@ from geartrain.parts.late.delay import mean_age
 from geartrain.parts.late.views import AbstractView, Stashed
 from geartrain.parts.looking import Looking, ViewEntry, inside
 from geartrain.parts.norms import Norms
+from geartrain.parts.optimizers import FusedAdam
 from geartrain.parts.ownership import Ownership
 from geartrain.parts.pending import gradients_to_tensors, load_gradients
 from geartrain.parts.rules import Rules
@@ -112,6 +113,7 @@ class PartState(AbstractAhead):
         plain = plain and not self._wants_ages and rules.view is None
         self._plain = plain and self.trigger.unit == "instances"
         self._steps_plainly = rules.clip is None and rules.delay is None and not self._wants_ages
+        self._steps_plainly &= isinstance(self.optimizer, FusedAdam)
         self._ahead = UpdatesAhead(self.counting, self._count)
         self._known = tuple(module.parameters())
         self._first = self._known[0] if self._known else None
@@ -372,8 +374,8 @@ class PartState(AbstractAhead):
 
     @property
     def steps_plainly(self) -> bool:
-        """Whether nobody else has the weights, and a step is what the optimiser makes of gradients
-        that are divided; ``about_to_move`` and ``moved`` are then all that is beside it."""
+        """Whether nobody else has the weights, and a step is what Adam makes of gradients that are
+        divided; ``about_to_move`` and ``moved`` are then all that is beside it."""
         return self._steps_plainly and self.norms is None and not self.frozen and self._alone
 
     def about_to_move(self) -> None:
