@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from geartrain.codec import require_like
 from geartrain.frames.message import IntArray
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.weights import WeightVersion
@@ -31,7 +30,7 @@ from geartrain.parts.ahead import AbstractAhead, UpdatesAhead
 from geartrain.parts.counting import Counting, Told
 from geartrain.parts.late.delay import mean_age
 from geartrain.parts.late.views import AbstractView, Stashed
-from geartrain.parts.looking import Looking, ViewEntry, inside
+from geartrain.parts.looking import Looking
 from geartrain.parts.norms import Norms
 from geartrain.parts.optimizers import FusedAdam
 from geartrain.parts.ownership import Ownership
@@ -498,48 +497,6 @@ class PartState(AbstractAhead):
     def load_pending_gradients(self, found: Mapping[str, Tensor]) -> None:
         """Put back what ``pending_gradients`` gave, and ``pending.check_gradients`` let pass."""
         load_gradients(self.module, self.gradient, found)
-
-    def view_to_tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What view, delay and limits remember: tensors by name, its own, and JSON."""
-        tensors = self.looking.tensors()
-        if self.norms is not None:
-            tensors["norm/last"] = torch.tensor(self.norms.last(self.name), dtype=torch.float64)
-        return tensors, {
-            "view": self.looking.seeing.document(),
-            "of": list(self.looking.of),
-            "messages": self.counting.messages,
-            "rows_each": self.looking.rows_each,
-            "rate_factor": self.stepping.rate_factor,
-            "step_delay": self.step_delay,
-            "step_ages": list(self.counting.step_ages.to_tuple()),
-        }
-
-    def check_view(
-        self, tensors: Mapping[str, Tensor], document: Any, number: int | None = None
-    ) -> ViewEntry:
-        """What ``load_view`` takes.
-
-        Args:
-            tensors, document: From ``view_to_tensors``.
-            number: Of the instance in training that comes next, if it is known.
-
-        Raises:
-            CheckpointError, Mismatch: It was that of another view or another delay rule, or the
-                tensors are of other shapes.
-        """
-        entry = self.looking.check(tensors, document, number)
-        kept, _ = self.view_to_tensors()
-        require_like(inside(tensors, "norm/"), inside(kept, "norm/"), "norm")
-        return entry
-
-    def load_view(self, tensors: Mapping[str, Tensor], entry: ViewEntry) -> None:
-        """Put back what ``view_to_tensors`` gave and ``check_view`` let pass, after the weights."""
-        self.counting.messages = entry.messages
-        self.counting.step_ages.load(entry.step_ages)
-        self.stepping.rate_factor, self.step_delay = entry.rate_factor, entry.step_delay
-        self.looking.load(tensors, entry)
-        if self.norms is not None:
-            self.norms.note(self.name, float(tensors["norm/last"]))
 
     def _discard_gradient(self) -> None:
         for parameter in self._known:
