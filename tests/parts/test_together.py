@@ -245,3 +245,59 @@ def test_views_keep_the_weights_of_before() -> None:
     now = part.look_back(seen)
     for parameter, then in zip(part.parameters, before, strict=True):
         assert torch.equal(now[parameter], then) and not torch.equal(parameter, then)
+
+
+class Choosing(nn.Module):
+    """Two layers of experts, of which each row comes by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList(
+            nn.ModuleList(nn.Linear(4, 4) for _ in range(3)) for _ in range(2)
+        )
+        self.readout = nn.Linear(4, 3)
+
+    def graph(self) -> gt.Graph:
+        graph = gt.Graph(value=("label",))
+        h = graph.input("x")
+        for number, layer in enumerate(self.layers):
+            ways = h.route(lambda m: m.payload[0][:, :3].argmax(1), 3)
+            said = [
+                way.through(expert, name=f"expert {number}.{k}")
+                for k, (way, expert) in enumerate(zip(ways, layer.children(), strict=True))
+            ]
+            h = graph.merge(*said)
+        h.through(self.readout, name="readout").loss(gt.cross_entropy, target="label")
+        return graph
+
+
+@pytest.mark.parametrize(("update", "in_flight"), [(8, 8), (8, 32), (12, 20)])
+def test_a_fit_is_that_of_parts_that_step_one_after_the_other(
+    update: int, in_flight: int, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = torch.Generator().manual_seed(5)
+    data = [
+        gt.Instance({"x": torch.randn(1, 4, generator=draw)}, value={"label": k % 3})
+        for k in range(90)
+    ]
+    found: list[list[torch.Tensor]] = []
+    most: list[int] = []
+    for few in (2, 1000):
+        monkeypatch.setattr("geartrain.parts.together.FEW", few)
+        calls.clear()
+        network = Choosing()
+        session = gt.Session(
+            network.graph(),
+            rules=gt.Rules(optimizer=ADAM, update_every=gt.Instances(update)),
+            max_active=in_flight,
+        )
+        for epoch in (1, 2):
+            session.fit(data, epochs=epoch)
+        states = [part.optimizer for part in session.parts.values()]
+        moments = [x["exp_avg"] for each in states if each is not None for x in each.state.values()]
+        found.append([*network.parameters(), *moments])
+        most.append(max(calls, default=0))
+    assert all(map(torch.equal, *found))
+    if most[1]:  # C steps
+        assert most[1] == 2 and most[0] >= 8
