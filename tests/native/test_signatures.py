@@ -113,7 +113,7 @@ def test_jobs_of_steps_have_the_words_that_c_reads(monkeypatch: pytest.MonkeyPat
     given: dict[str, int] = {}
 
     def function(name: str, tensors: Sequence[torch.Tensor]) -> library.Function:
-        def run(jobs: bytes, count: int, *rest: float) -> int:
+        def run(jobs: bytes, count: int, *rest: float | None) -> int:
             given[name] = len(jobs)
             assert count == 2
             return 0
@@ -124,8 +124,8 @@ def test_jobs_of_steps_have_the_words_that_c_reads(monkeypatch: pytest.MonkeyPat
     counts = [torch.zeros(()), torch.zeros(())]
     how: Any = {"rate": 0.1, "eps": 1e-8, "weight_decay": 0.0, "maximize": False}
     assert steps.scaled_(one(), 2.0)
-    step = steps.AdamStep(steps.AdamTensors(one(), one(), one(), one(), counts))
-    assert step.take(betas=(0.9, 0.99), **how)
+    step = steps.AdamStep(steps.AdamTensors(one(), one(), one(), counts))
+    step.take(one(), betas=(0.9, 0.99), **how)
     assert steps.adagrad_step(one(), one(), one(), counts, rate_decay=0.0, **how)
     structs = {"scale_all": "Entries", "adam": "AdamEntries", "adagrad": "AdagradEntries"}
     assert given == {name: 2 * 8 * len(fields(of)) for name, of in structs.items()}

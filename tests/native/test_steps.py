@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def test_steps_with_a_count_that_is_not_one_float32_are_left_to_torch(step: torc
     w, g, m, v = (torch.full((3, 4), x) for x in (1.0, 0.5, 0.25, 0.125))
     before = [x.clone() for x in (w, m, v, step)]
     adam = {"rate": 0.1, "eps": 1e-8, "weight_decay": 0.0, "maximize": False}
-    assert not AdamStep(AdamTensors([w], [g], [m], [v], [step])).take(betas=(0.9, 0.99), **adam)
+    assert not AdamStep(AdamTensors([w], [m], [v], [step])).suits([g])
     assert not adagrad_step([w], [g], [v], [step], rate_decay=0.0, **adam)
     assert all(torch.equal(x, y) for x, y in zip((w, m, v, step), before, strict=True))
 
@@ -58,6 +59,45 @@ def test_steps_with_state_of_another_shape_are_left_to_torch(shape: tuple[int, .
     good, bad = torch.zeros(3, 4), torch.zeros(shape)
     adam = {"rate": 0.1, "eps": 1e-8, "weight_decay": 0.0, "maximize": False}
     for m, v in ((good, bad), (bad, good)):
-        assert not AdamStep(AdamTensors([w], [g], [m], [v], [step])).take(betas=(0.9, 0.99), **adam)
+        assert not AdamStep(AdamTensors([w], [m], [v], [step])).suits([g])
     assert not adagrad_step([w], [g], [bad], [step], rate_decay=0.0, **adam)
     assert torch.equal(w, torch.ones(3, 4)) and not step
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_gradients_that_do_not_suit_a_step_of_adam_are_left_to_torch() -> None:
+    w, g, m, v = (torch.full((3, 4), x) for x in (1.0, 0.5, 0.25, 0.125))
+    step = AdamStep(AdamTensors([w], [m], [v], [torch.zeros(())]))
+    assert step.suits([g])
+    for bad in ([], [g, g], [g.double()], [g[:2]], [g.t().contiguous().t()], [g.to_sparse()]):
+        assert not step.suits(bad)
+
+
+@pytest.mark.usefixtures("needs_kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_step_of_adam_with_factors_is_that_of_gradients_multiplied_before(
+    dtype: torch.dtype,
+) -> None:
+    draw = torch.Generator().manual_seed(1)
+    shapes, factors = [(5,), (7, 9), (3, 2, 4)], [1 / 64, 1.0, 0.3]
+
+    def drawn() -> list[torch.Tensor]:
+        return [torch.rand(shape, generator=draw, dtype=dtype) for shape in shapes]
+
+    weights, gradients, means, squares = drawn(), drawn(), drawn(), drawn()
+    how: Any = {"rate": 0.1, "betas": (0.9, 0.99), "eps": 1e-8}
+    how |= {"weight_decay": 0.1, "maximize": False}
+    found: list[list[torch.Tensor]] = []
+    for together in (False, True):
+        mine, its, m, v = ([x.clone() for x in y] for y in (weights, gradients, means, squares))
+        step = AdamStep(AdamTensors(mine, m, v, [torch.zeros(()) for _ in mine]))
+        for _ in range(3):
+            if together:
+                step.take(its, factors=factors, **how)
+            else:
+                for g, factor in zip(its, factors, strict=True):
+                    assert scaled_([g], factor)
+                step.take(its, **how)
+        found.append([*mine, *its, *m, *v])
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+    assert not torch.equal(found[0][0], weights[0])

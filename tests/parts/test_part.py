@@ -17,6 +17,7 @@ from torch import nn
 import geartrain as gt
 from geartrain.parts.norms import share_norms
 from geartrain.parts.part import PartState
+from geartrain.parts.snapshot import check_view, load_view, view_to_tensors
 
 SGD = partial(torch.optim.SGD, lr=0.5)
 
@@ -142,11 +143,11 @@ def test_an_update_that_is_put_back_half_way_ends_as_the_one_that_went_on():
     assert part.step_if_due(0) is not None and part.step_delay == pytest.approx(4 / 3)
     for seen in (0, 2):
         message(part, [1.0, 2.0], seen)
-    tensors, document = part.view_to_tensors()
+    tensors, document = view_to_tensors(part)
     other.module.load_state_dict(part.module.state_dict())
     other.version, other.counting.rows = part.version, part.counting.rows
     other.load_pending_gradients(part.pending_gradients())
-    other.load_view(tensors, other.check_view(tensors, json.loads(json.dumps(document))))
+    load_view(other, tensors, check_view(other, tensors, json.loads(json.dumps(document))))
     for each in (part, other):
         assert (each.step_delay, each.rate_factor) == (pytest.approx(4 / 3), pytest.approx(7 / 9))
         assert each.norms.last(each.name) == pytest.approx(3 * math.hypot(3, 1))

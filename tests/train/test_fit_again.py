@@ -17,6 +17,9 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
+from geartrain.nn.auto import MeasuredChoice
+from geartrain.nn.program import Program
+from geartrain.nodes.loop.node import LoopNode
 
 WIDTH, EXPERTS, MOST = 6, 2, 5
 MANY = 240
@@ -35,9 +38,11 @@ class Step(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.new, self.halt = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.worth = 1.5
+        self.register_buffer("shift", torch.zeros(WIDTH))
 
     def forward(self, h: Tensor, spent: Tensor) -> tuple[Tensor, Tensor]:
-        h = torch.tanh(self.new(h))
+        h = torch.tanh(self.worth * self.new(h) + self.shift)
         return h, spent + torch.sigmoid(self.halt(h))
 
 
@@ -131,6 +136,34 @@ def hooked(session: gt.Session) -> None:
     module.register_forward_hook(lambda module, given, found: (found[0] * 0.5, found[1]))
 
 
+def step_of(session: gt.Session) -> Step:
+    module = session.parts["step"].module
+    assert isinstance(module, Step)
+    return module
+
+
+def other_number(session: gt.Session) -> None:
+    """A number that code of a module reads."""
+    step_of(session).worth = 0.75
+
+
+def other_buffer(session: gt.Session) -> None:
+    """Another tensor stands in the place of a buffer."""
+    step_of(session).shift = torch.full((WIDTH,), 0.25)
+
+
+def other_forward(session: gt.Session) -> None:
+    """A module has a forward of its own."""
+    step = step_of(session)
+    inner = step.forward
+    step.forward = lambda h, spent: inner(0.5 * h, spent)
+
+
+def no_gradient(session: gt.Session) -> None:
+    """A weight learns no more."""
+    step_of(session).new.weight.requires_grad_(False)
+
+
 def evaluated(session: gt.Session) -> None:
     session.evaluate(instances(30, 9))
     session.predict(instances(7, 8))
@@ -140,7 +173,10 @@ def nothing(session: gt.Session) -> None:
     pass
 
 
-HAPPENINGS = (nothing, by_hand, other_memory, other_rate, frozen, hooked, evaluated)
+HAPPENINGS = (
+    *(nothing, by_hand, other_memory, other_rate, frozen, hooked, evaluated),
+    *(other_number, other_buffer, other_forward, no_gradient),
+)
 """Each is asked of both sessions."""
 
 
@@ -230,3 +266,43 @@ def require_equal(network: Halting, one: gt.Session, other: Halting, fresh: gt.S
     assert losses[0] == losses[1]
     staleness = [each.state.position.history[-1].staleness for each in (one, fresh)]
     assert staleness[0] == staleness[1]
+
+
+def programs_of(session: gt.Session) -> dict[str, Program]:
+    """The derived kernels of the last fit, by name of the module."""
+    assert session.state.engine is not None
+    found: dict[str, Program] = {}
+    for node in session.state.engine.wiring.nodes.values():
+        for inner in node._inner if isinstance(node, LoopNode) else ():
+            if isinstance(inner.choice, MeasuredChoice) and inner.choice._derived is not None:
+                found[inner.name] = inner.choice._derived
+    return found
+
+
+STAY = (nothing, by_hand, other_memory, other_rate, frozen, evaluated, no_gradient)
+GO = (other_number, other_buffer, hooked, other_forward)
+
+
+@pytest.mark.parametrize("happens", STAY + GO, ids=lambda f: f.__name__)
+def test_programs_stay_from_fit_to_fit_unless_what_they_are_made_of_has_changed(
+    happens: Callable[[gt.Session], None],
+) -> None:
+    _, one = session()
+    one.fit(instances(MANY, 0), epochs=2)
+    before = programs_of(one)
+    assert {"step", "e0", "e1"} <= before.keys()
+    happens(one)
+    one.fit(instances(50, 1), epochs=3)
+    after = programs_of(one)
+    assert after["e0"] is before["e0"] and after["e1"] is before["e1"]
+    assert (after.get("step") is before["step"]) is (happens in STAY)
+
+
+def test_programs_stay_where_an_engine_in_between_had_no_rows() -> None:
+    _, one = session()
+    one.fit(instances(MANY, 0), epochs=2)
+    before = programs_of(one)
+    one.state.ready_again()
+    assert not programs_of(one)
+    one.fit(instances(50, 1), epochs=3)
+    assert programs_of(one) == before

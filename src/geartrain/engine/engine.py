@@ -485,13 +485,13 @@ class Engine:
                 node.recall(memories[node.name])
 
     def take_over(self, before: Engine) -> None:
-        """How loops call C, and how much memory they want, as an engine knew it that is no more."""
+        """What loops knew of an engine that is no more."""
         if before._layout is not self._layout:
             return
         known = {n.name: n for n in before.wiring.nodes.values() if isinstance(n, LoopNode)}
         for node in self.wiring.nodes.values():
             if isinstance(node, LoopNode) and node.name in known:
-                node.listing.take_over(known[node.name].listing)
+                node.take_over(known[node.name])
 
     def nodes_by_worker(self) -> dict[str, int]:
         return {n.name: self.homes.of_node[i] for i, n in self.wiring.nodes.items()}

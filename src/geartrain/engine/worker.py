@@ -25,6 +25,7 @@ from geartrain.errors import GeartrainError, WorkerError
 from geartrain.frames.frame import Arena
 from geartrain.frames.message import INSTANCE, Backward, Forward, IntArray
 from geartrain.nodes.node import AbstractNode, Emission
+from geartrain.parts.together import StepsTogether
 from geartrain.parts.trained import AbstractPart, StepTaken
 from geartrain.parts.triggers import Instances
 from geartrain.sharing.communicator import AbstractCommunicator, Silent, Taken
@@ -91,12 +92,12 @@ class _Group:
     Args:
         copy: The copy of the graph that they are of.
         cohorts: Of their updates; None: their updates are none of instances that come in parts.
-        parts: They.
+        steps: Of the parts.
     """
 
     copy: int
     cohorts: Cohorts | None
-    parts: list[AbstractPart] = field(default_factory=list)
+    steps: StepsTogether = field(default_factory=StepsTogether)
 
 
 @final
@@ -191,7 +192,7 @@ class WorkerState:
             else:
                 key, cohorts = (of,), None
                 part.in_cohorts(None, None)
-            groups.setdefault(key, _Group(of, cohorts)).parts.append(part)
+            groups.setdefault(key, _Group(of, cohorts)).steps.parts.append(part)
         self._groups = [*groups.values()]
 
     def deliver(self, delivery: Delivery) -> None:
@@ -260,11 +261,11 @@ class WorkerState:
         self.progress = told.trained
         if not self.train:
             return []
-        steps: list[StepTaken | None] = []
+        steps: list[StepTaken] = []
         for group in self._groups:
             if told.copy is not None and group.copy != told.copy:
                 continue
-            parts, cohorts = group.parts, group.cohorts
+            parts, cohorts = group.steps.parts, group.cohorts
             for part in parts:
                 part.heard(self.progress)
             finished = [told.turns.size] if cohorts is None else cohorts.finished(told.turns)
@@ -273,18 +274,17 @@ class WorkerState:
                     if number:
                         part.next_update()
                     part.finished(instances)
-                    steps.append(part.step_if_due(self.progress))
+                steps += group.steps.step_if_due(self.progress)
                 if cohorts is not None:
                     for delivery in cohorts.take():
                         node = self._nodes[delivery.node]
                         its = [each for each, _ in self._cohorts_of(node)]
                         self._sort(node, delivery, its.index(cohorts) + 1)
-        return [step for step in steps if step is not None]
+        return steps
 
     def flush(self) -> list[StepTaken]:
         """Step with whatever gradients are left."""
-        taken = (part.step(self.progress) for part in self.parts.values())
-        return [step for step in taken if step is not None]
+        return StepsTogether(self.parts.values()).step(self.progress)
 
     def rest(self) -> list[StepTaken]:
         """Nothing is in flight any more: steps that fall due by that."""

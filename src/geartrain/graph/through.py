@@ -304,7 +304,8 @@ class Through(AbstractOperator):
             kernel = None
         if kernel is not None:
             call = replace(call, dry_run=None)  # who wrote it has seen to it that rows are apart
-        if kernel is None and (keep == "activations" or self._keeps_masks()):
+        masks = kernel is None and self._keeps_masks()
+        if kernel is None and (keep == "activations" or masks):
             if self.call.inside:
                 raise GraphError(
                     f"'{self.name}': keep='activations' wants a bundle kernel and {self.detail()} "
@@ -321,7 +322,7 @@ class Through(AbstractOperator):
             )
         if kernel is None:
             again, choice = Recompute(function, self.parameters), None
-            if self._chooses():
+            if keep == "auto" and self._rows_are_apart():  # and there are no masks to be kept
                 choice = choice_of(self.name, function, again, self.experience)
             return call, again, choice
         if precision == "bf16":

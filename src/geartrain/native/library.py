@@ -82,7 +82,7 @@ _TYPED: Final[Mapping[str, Arguments]] = {
     "sum_gradients": (BYTES, _N, _P),
     "sum_by_id": (BYTES, _N, _N, _N, *[_P] * 4),
     "multiply_sums": (*[_N] * 7, *[_P] * 6),
-    "adam": (BYTES, _N, *[_R] * 5, _N),
+    "adam": (BYTES, _N, BYTES, *[_R] * 5, _N),
     "adagrad": (BYTES, _N, *[_R] * 4, _N),
     "attend_forward": (*[_N] * 3, _R, _P, _P, _N, *[_P] * 5),
     "attend_backward": (*[_N] * 3, _R, _P, _P, _N, *[_P] * 9),

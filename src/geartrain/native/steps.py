@@ -41,17 +41,15 @@ def scaled_(tensors: Sequence[Tensor], factor: float) -> bool:
 
 
 class AdamTensors(NamedTuple):
-    """What a step of Adam reads and writes, one of each for every weight.
+    """What steps of Adam write, one of each for every weight.
 
     Args:
-        weights: Are changed, as are ``means``, ``squares`` and ``steps``.
-        gradients: Dense, of the weights' shapes.
+        weights: They.
         means, squares: Of the gradients, decaying, of the weights' shapes.
         steps: float32 scalars, steps taken before.
     """
 
     weights: Sequence[Tensor]
-    gradients: Sequence[Tensor]
     means: Sequence[Tensor]
     squares: Sequence[Tensor]
     steps: Sequence[Tensor]
@@ -64,27 +62,25 @@ class AdamTensors(NamedTuple):
 
 @final
 class AdamStep:
-    """Steps of Adam for some tensors; what C is told of them is found once, as long as they stay.
+    """Steps of Adam for some weights; what C is told of them is found once, as long as they stay.
 
     Args:
-        some: The tensors.
+        some: What is written.
     """
 
     def __init__(self, some: AdamTensors) -> None:
         self._all = some.all
         self._lie = [x.data_ptr() for x in self._all]
-        self._count, self._jobs = len(some.weights), b""
-        self._run = _function("adam", self._all[: -len(some.steps)]) if some.steps else None
-        if self._run is None or not _are_counts(some.steps):
-            self._run = None
-            return
-        words: list[int] = []
-        for k, (w, *others, _) in enumerate(zip(*some, strict=True)):
-            if any(x.shape != w.shape for x in others):
-                self._run = None
-                return
-            words += (*self._lie[k :: self._count], w.numel())
-        self._jobs = pack(f"{len(words)}q", *words)
+        self._count, self._shapes = len(some.weights), [w.shape for w in some.weights]
+        run = _function("adam", self._all[: -len(some.steps)]) if some.steps else None
+        if run is not None and not _are_counts(some.steps):
+            run = None
+        if any(x.shape != w.shape for w, *its, _ in zip(*some, strict=True) for x in its):
+            run = None
+        self._run, self._words = run, [0] * (_ADAM * self._count)
+        for place, at in zip(_LYING, range(0, len(self._all), self._count or 1), strict=False):
+            self._words[place::_ADAM] = self._lie[at : at + self._count]
+        self._words[_ADAM - 1 :: _ADAM] = [w.numel() for w in some.weights]
 
     def fits(self, some: AdamTensors) -> bool:
         """Whether it is for these, and they lie where they lay."""
@@ -92,20 +88,55 @@ class AdamStep:
         same = len(given) == len(self._all) and all(map(is_, given, self._all))
         return same and [x.data_ptr() for x in given] == self._lie
 
+    def suits(self, gradients: Sequence[Tensor]) -> bool:
+        """Whether a step with these is for C; else torch is to take it."""
+        if self._run is None or len(gradients) != self._count:
+            return False
+        dtype = self._all[0].dtype
+        for g, shape in zip(gradients, self._shapes, strict=True):
+            if g.dtype is not dtype or g.is_sparse or g.shape != shape:
+                return False
+            if not g.is_contiguous() or not g.is_cpu:
+                return False
+        return True
+
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """They."""
+        return self._all[: self._count]
+
     def take(
         self,
+        gradients: Sequence[Tensor],
         *,
         rate: float,
         betas: tuple[float, float],
         eps: float,
         weight_decay: float,
         maximize: bool,
-    ) -> bool:
-        """A step; False: torch is to take it."""
-        if self._run is None:
-            return False
-        self._run(self._jobs, self._count, rate, *betas, eps, weight_decay, maximize)
-        return True
+        factors: Sequence[float] | None = None,
+    ) -> None:
+        """A step.
+
+        Args:
+            gradients: One for every weight, which have been found to suit.
+            rate, betas, eps, weight_decay, maximize: Adam's.
+            factors: By which gradients are multiplied first, where they lie; None: by none.
+        """
+        assert self._run is not None
+        words = self._words
+        words[_GRADIENT::_ADAM] = [g.data_ptr() for g in gradients]
+        jobs = pack(f"{len(words)}q", *words)
+        by = None if factors is None else pack(f"{self._count}d", *factors)
+        self._run(jobs, self._count, by, rate, *betas, eps, weight_decay, maximize)
+
+
+_ADAM: Final = 6
+"""Words of an entry ..."""
+_LYING: Final = (0, 2, 3, 4)
+"""... where weight, mean, square and count are in them ..."""
+_GRADIENT: Final = 1
+"""... and the gradient."""
 
 
 def adagrad_step(

@@ -68,6 +68,12 @@ def suits(one: Unsummed, dtype: torch.dtype) -> bool:
     return n * one.out.numel() <= most_work()
 
 
+def may_be_read(gradient: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a gradient is such as C reads, of this dtype."""
+    usual = gradient.dtype is dtype and gradient.is_contiguous() and gradient.is_cpu
+    return usual and gradient.numel() > 0
+
+
 def most_work() -> int:
     """Multiplications for one weight from which on they are left to torch."""
     return MOST_ALONE if torch.get_num_threads() == 1 else MOST_WORK
@@ -89,11 +95,12 @@ class AbstractGradientCall(Protocol):
         """Rows, as it has them, for one weight; ``may_add`` has let it pass."""
 
 
-def sum_gradients(some: Sequence[Unsummed]) -> float:
+def sum_gradients(some: Sequence[Unsummed | Tensor]) -> float:
     """Write the gradients of all of them.
 
     Args:
-        some: At least one; ``suits`` has let them pass.
+        some: At least one; ``suits`` has let them pass. Or gradients that nothing waits for, which
+            ``may_be_read``.
 
     Returns:
         The sum of the squares of all entries; not finite where one of them is not.
@@ -104,17 +111,19 @@ def sum_gradients(some: Sequence[Unsummed]) -> float:
     words: list[int] = []
     work = 0
     for one in some:
+        if isinstance(one, Tensor):  # it is looked at as a row
+            words += (one.data_ptr(), one.numel(), 0, 1, 0)
+            continue
         out, lefts, rights = one.out, one.lefts, one.rights
-        width = out.shape[1] if rights else 0
-        # A gradient that nothing waits for is looked at as a row.
-        height = out.shape[0] if lefts else out.numel()
+        width, height = out.shape[1] if rights else 0, out.shape[0]
         words += (out.data_ptr(), height, width, one.add, len(lefts))
         for k, left in enumerate(lefts):
             n = left.shape[0]
             words += (left.data_ptr(), rights[k].data_ptr() if rights else 0, n)
             work += n * height * max(width, 1)
     squares = ctypes.c_double()
-    _sum(some[0].out.dtype, words, len(some), work, ctypes.addressof(squares))
+    dtype = (some[0] if isinstance(some[0], Tensor) else some[0].out).dtype
+    _sum(dtype, words, len(some), work, ctypes.addressof(squares))
     return float(squares.value)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from geartrain.nn.registry import REGISTRY, Known, kind_of
 from geartrain.nn.structure import Structure
 from geartrain.nodes.choice import UNDECIDED, AbstractChoice, Experience
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.kernel import AbstractKernel, may_have_kernel
 
 log = logging.getLogger("geartrain.nn")
 
@@ -65,6 +65,20 @@ _MOST_WINDOWS: Final = 256
 _MOST_FUNCTIONS: Final = 16
 
 
+class _Left(NamedTuple):
+    """What a choice leaves to that of a later fit.
+
+    Args:
+        structure: Of the function, as the program was made for it.
+        kind: Of the rows.
+        program: The derived kernel.
+    """
+
+    structure: Structure
+    kind: Hashable
+    program: Program
+
+
 @final
 class MeasuredChoice(AbstractChoice):
     """Chooses for one node.
@@ -91,6 +105,7 @@ class MeasuredChoice(AbstractChoice):
         self._settled = False
         # Where there are windows: the size of firings by which C or torch was chosen.
         self._size: int | None = None
+        self._left: _Left | None = None
 
     def kernel(self, inputs: Payload) -> AbstractKernel:
         if self._settled:
@@ -149,7 +164,37 @@ class MeasuredChoice(AbstractChoice):
                 self._alike = inputs
         return self._derived if self._structure.now() == self._structure.settings else None
 
+    def take_over(self, before: AbstractChoice) -> None:
+        if isinstance(before, MeasuredChoice) and before._function is self._function:
+            self._left = before._leaves()
+
+    def _leaves(self) -> _Left | None:
+        """What a later fit may use."""
+        if self._derived is None or self._structure is None:
+            return self._left
+        if self._size is not None:  # what is best for windows goes by what has been measured since
+            return None
+        return _Left(self._structure, self._kind, self._derived)
+
+    def _as_before(self, inputs: Payload) -> Program | None:
+        """The program of the fit before, if it is what would be made for these rows now."""
+        left, self._left = self._left, None
+        if left is None or self._experience.story == UNDECIDED:
+            return None
+        function, kind = self._function, kind_of(inputs)
+        if isinstance(function, torch.nn.Module) and not may_have_kernel(function):
+            return None
+        if left.structure.now() != left.structure.settings or left.kind != kind:
+            return None
+        if not left.program.begin_anew():
+            return None
+        self._structure, self._kind, self._alike = left.structure, kind, None
+        self._derived = left.program
+        return left.program
+
     def _decide(self, inputs: Payload, *, measured: bool = True) -> AbstractKernel:
+        if not measured and (known_program := self._as_before(inputs)) is not None:
+            return known_program
         self._structure = self._looked_at()
         self._kind, self._alike = kind_of(inputs), None
         known = REGISTRY.ask(self._name, self._function, self._structure, inputs)

@@ -91,6 +91,13 @@ class DerivedKernel(AbstractKernel):
         outputs, residuals = program.forward(inputs)
         return outputs, self._in_order(inputs, residuals)
 
+    def begin_anew(self) -> bool:
+        its = [*self._programs.items()]
+        if self._restless is not None or len(its) != 1 or its[0][0] != self._structure.now():
+            return False
+        ((_, (_, program)),) = its
+        return program.begin_anew()
+
     def for_rows(self, inputs: Payload) -> AbstractKernel | None:
         known, program = self._programs.get(self._structure.now(), (None, None))
         return program if known == kind_of(inputs) else None

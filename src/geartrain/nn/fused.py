@@ -101,6 +101,10 @@ class PackedWeights:
         self._held: dict[Routine, OperandPlaces] = {}
         self._rows = self._before = 0
 
+    def begin(self) -> None:
+        """A fit begins: no rows have come yet."""
+        self._firing = self._rows = self._before = 0
+
     def of(self, routine: Routine, operands: Sequence[Tensor]) -> OperandPlaces:
         """Of all operands; it must live as long as anybody reads there."""
         number = firing.number

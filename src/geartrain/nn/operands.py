@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import is_
 from typing import Any, cast, final
 
 from torch import Tensor, nn
@@ -25,12 +26,16 @@ class Operands:
         self._known: tuple[int, list[Tensor]] = 0, []  # for the length of a firing
         self.names: list[str] = []
         self.sparse: list[bool] = []
+        self._seen: list[tuple[dict[str, Any], list[str], list[Tensor | None]]] = []
         if not isinstance(function, nn.Module):
             return
         seen: set[int] = set()
         sparse = {id(table) for table in sparse_tables(function)}
         for path, inner in function.named_modules():
             for owner in (inner._parameters, inner._buffers):
+                if owner:
+                    its = cast("dict[str, Any]", owner)
+                    self._seen.append((its, [*its], [*its.values()]))
                 for name, x in owner.items():
                     if x is None or id(x) in seen:
                         continue
@@ -38,6 +43,14 @@ class Operands:
                     self._owners.append((cast("dict[str, Any]", owner), name))
                     self.names.append(f"{path}.{name}" if path else name)
                     self.sparse.append(id(x) in sparse)
+
+    def are_those_of_then(self) -> bool:
+        """Whether modules have the weights and buffers, each one the same tensor, under the names
+        that they had when this was made; modules themselves are not looked at."""
+        for owner, names, tensors in self._seen:
+            if [*owner] != names or not all(map(is_, owner.values(), tensors)):
+                return False
+        return True
 
     def tensors(self) -> list[Tensor]:
         """Those of now, not to be written to."""

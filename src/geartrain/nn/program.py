@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload, join_arrays
+from geartrain.native import library
 from geartrain.native.calls import CallForm, RowsLearnt
 from geartrain.native.fused import available
 from geartrain.native.rows import take
@@ -96,8 +97,18 @@ class Program(AbstractKernel):
             and available(self._pair.dtype)
             and self._pair.backward.beside_others(len(operands.names))
         )
+        self._library = library.current()
         # As long as somebody has one: each has the program, and would be garbage with it.
         self._forms: WeakValueDictionary[Routine, CallForm] = WeakValueDictionary()
+
+    def begin_anew(self) -> bool:
+        if self._computed is not None or self._library is not library.current():
+            return False
+        if not self.own.are_those_of_then():
+            return False
+        self._packed.begin()
+        self._learnt, self._lookups, self._learning = {}, {}, (0, False)
+        return True
 
     @property
     def room_for(self) -> int | None:  # type: ignore[override]

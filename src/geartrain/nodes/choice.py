@@ -92,6 +92,10 @@ class AbstractChoice(ABC):
             inputs: Some rows of the kind that will come; their numbers have no meaning.
         """
 
+    def take_over(self, before: AbstractChoice) -> None:  # noqa: B027
+        """The node is that of another fit, in which this was its choice: what that has made may
+        serve again, if it is what would be made."""
+
     @abstractmethod
     def kernel(self, inputs: Payload) -> AbstractKernel:
         """That for these rows; the same object as before, or another from now on."""

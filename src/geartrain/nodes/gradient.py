@@ -565,6 +565,14 @@ class GradientSum:
     def _take_each(
         self, parameters: Sequence[torch.nn.Parameter]
     ) -> tuple[list[Tensor | None], float | None]:
+        slots = self._ready(parameters)
+        squares, self._squares = self._squares, None
+        if squares is None or len(slots) != len(self._slots):
+            squares = None if operations.listening else summed(slots)
+        return self._taken(), squares
+
+    def _ready(self, parameters: Sequence[torch.nn.Parameter]) -> Sequence[Slot]:
+        """What is to be added up before these are ``_taken``."""
         if self._later or self._looked_up or self._computed:
             self.settle()
         if self._apart:
@@ -574,13 +582,12 @@ class GradientSum:
         slots = self._asked[1]
         for slot in slots:
             if slot.parts:
-                slots = [*(part for slot in slots for part in slot.parts.values()), *slots]
-                break
-        squares, self._squares = self._squares, None
-        if squares is None or len(slots) != len(self._slots):
-            squares = None if operations.listening else summed(slots)
-        slots = self._asked[1]
-        return [self._take(slot) for slot in slots], squares
+                return [*(part for slot in slots for part in slot.parts.values()), *slots]
+        return slots
+
+    def _taken(self) -> list[Tensor | None]:
+        """The sums of those that are ready; the next additions start anew."""
+        return [self._take(slot) for slot in self._asked[1]]
 
     def _take(self, slot: Slot) -> Tensor | None:
         if slot.products:
@@ -618,6 +625,22 @@ class GradientSum:
                 other.sums = [left]
         with operations.told_before() if operations.listening else nullcontext():
             slot.multiply(left, right)
+
+
+def take_together(
+    some: Sequence[tuple[GradientSum, Sequence[torch.nn.Parameter]]],
+) -> tuple[list[list[Tensor | None]], float | None]:
+    """``take_each`` of several sums, each of some parameters, and the squares of all entries of
+    all where they are known."""
+    with Unrecorded():
+        slots: dict[torch.dtype, list[Slot]] = {}
+        for total, parameters in some:
+            ready = total._ready(parameters)
+            slots.setdefault(ready[0].parameter.dtype, []).extend(ready)
+        found = [summed(each) for each in slots.values()]
+        known = [squares for squares in found if squares is not None]
+        squares = sum(known) if len(known) == len(found) else None
+        return [total._taken() for total, _ in some], squares
 
 
 @cache

@@ -138,6 +138,10 @@ class AbstractKernel(ABC):
         """What computes rows of this kind as the module is now; None: it is not known yet."""
         return self
 
+    def begin_anew(self) -> bool:
+        """A fit begins: be as a kernel that is made now; False: it has to be made."""
+        return False
+
     def listed(self, rows: int) -> CallForm | None:
         """How many calls of it are made in one, from buffers to buffers; None: they are not.
 

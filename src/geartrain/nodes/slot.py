@@ -145,31 +145,40 @@ def summed(slots: Sequence[Slot]) -> float | None:
         return None
     dtype, whole = slots[0].parameter.dtype, True
     done: list[Slot] = []
-    some: list[sums.Unsummed] = []
+    some: list[sums.Unsummed | Tensor] = []
     for slot in slots:
-        products, rows = slot.products, slot.sums
         if slot.parts:
             whole = False  # they are added to it later
-        if slot.fresh and not products and not rows and not slot.rows:
-            continue
-        if slot.rows or (products and rows):
-            whole = False
-            continue
-        lefts, rights = [x for x, _ in products], [x for _, x in products]
-        one = sums.Unsummed(slot.matrix(), not slot.fresh, lefts or rows, rights)
-        if not sums.suits(one, dtype):
-            whole = False
-        else:
-            done.append(slot)
-            some.append(one)
+        if slot.products or slot.sums or slot.rows:
+            one = _waiting(slot, dtype)
+            if one is None:
+                whole = False
+            else:
+                done.append(slot)
+                some.append(one)
+        elif not slot.fresh:
+            buffer = slot.written() if slot.parameter.ndim <= 2 else slot.matrix()
+            whole = whole and sums.may_be_read(buffer, dtype)
+            some.append(buffer)
+    if not whole:
+        some = [one for one in some if isinstance(one, sums.Unsummed)]
     if not some:
         return None
     squares = sums.sum_gradients(some)
     for slot in done:
-        if slot.waiting:
-            slot.products, slot.sums, slot.waiting = [], [], 0
-            slot.fresh = False
+        slot.products, slot.sums, slot.waiting = [], [], 0
+        slot.fresh = False
     return squares if whole else None
+
+
+def _waiting(slot: Slot, dtype: torch.dtype) -> sums.Unsummed | None:
+    """What waits for it; None: it is not for C."""
+    products, rows = slot.products, slot.sums
+    if slot.rows or (products and rows):
+        return None
+    lefts, rights = [x for x, _ in products], [x for _, x in products]
+    one = sums.Unsummed(slot.matrix(), not slot.fresh, lefts or rows, rights)
+    return one if sums.suits(one, dtype) else None
 
 
 def joined(parts: list[Tensor]) -> Tensor:

@@ -10,8 +10,9 @@ They are torch optimisers, for ``Rules(optimizer=partial(...))``, and go without
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Final, final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import is_
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -22,10 +23,6 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from geartrain.bounds import require_number
 from geartrain.native.steps import AdamStep, AdamTensors, adagrad_step
 from geartrain.nodes.unrecorded import Unrecorded
-
-_KNOWN: Final = 2
-"""Ways in which the tensors of a step lie that are remembered: a part that is shared has sums of
-gradients by turns in two places."""
 
 
 @final
@@ -176,45 +173,94 @@ class FusedAdam(torch.optim.Adam):
                 gradients.append(g)
         if not weights:
             return True
-        states = [self.state[p] for p in weights]
+        tensors = self._tensors(group, weights)
+        if tensors is None:
+            return False
+        known: dict[int, AdamStep] = self.__dict__.setdefault("_known", {})
+        if number not in known or not known[number].fits(tensors):
+            known[number] = AdamStep(tensors)
+        step = known[number]
+        if not step.suits(gradients):
+            return False
+        step.take(gradients, **_settings(group))
+        return True
+
+    def _tensors(self, group: dict[str, Any], weights: Sequence[Tensor]) -> AdamTensors | None:
+        """What a step of these writes; None: torch is to take it."""
+        state = self.state
+        if len(state) == len(weights) and all(map(is_, state, weights)):
+            states = [*state.values()]  # hashes of tensors are slow
+        else:
+            states = [state[p] for p in weights]
         if not all(states) or group["amsgrad"] or isinstance(group["lr"], Tensor):
-            return False  # torch makes the states in the first step
-        tensors = AdamTensors(
+            return None  # torch makes the states in the first step
+        return AdamTensors(
             weights,
-            gradients,
             [s["exp_avg"] for s in states],
             [s["exp_avg_sq"] for s in states],
             [s["step"] for s in states],
         )
-        return self._known_step(number, tensors).take(
-            rate=group["lr"],
-            betas=group["betas"],
-            eps=group["eps"],
-            weight_decay=group["weight_decay"],
-            maximize=group["maximize"],
-        )
 
-    def _known_step(self, number: int, tensors: AdamTensors) -> AdamStep:
-        """That of a group, with these tensors; of so many ways in which they lie it is kept."""
-        kept: dict[int, list[AdamStep]] = self.__dict__.setdefault("_known", {})
-        known = kept.setdefault(number, [])
-        for k, step in enumerate(known):
-            if step.fits(tensors):
-                if k:
-                    known.insert(0, known.pop(k))
-                return step
-        known.insert(0, AdamStep(tensors))
-        del known[_KNOWN:]
-        return known[0]
+    def told(
+        self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
+    ) -> AdamJob | None:
+        """What a step with these gradients is, that others may be taken with; None: it is one by
+        itself, as somebody watches, or C is not for it.
+
+        Args:
+            parameters: All of the optimiser's.
+            gradients: One for each, or None.
+        """
+        (group, *others) = self.param_groups
+        mine = group["params"]
+        if others or len(mine) != len(parameters) or not all(map(is_, mine, parameters)):
+            return None
+        if is_watched(self):
+            return None
+        weights: list[Tensor] = []
+        given: list[Tensor] = []
+        for p, g in zip(mine, gradients, strict=True):
+            if g is not None:
+                if g.is_sparse or not p.requires_grad:
+                    return None
+                weights.append(p)
+                given.append(g)
+        if not weights:
+            return None
+        tensors = self._tensors(group, weights)
+        return None if tensors is None else AdamJob(_settings(group), tensors, given)
 
 
-def plainly_stepped(optimizer: Optimizer) -> None:
-    """Let an optimiser step, without what torch puts around a step for profilers and hooks where
-    there are none: a part of few weights steps in less time than that takes."""
-    kind = type(optimizer)
-    inner = getattr(kind.step, "__wrapped__", None)
-    watched = (
-        not getattr(kind.step, "hooked", False)
+class AdamJob(NamedTuple):
+    """A step of a ``FusedAdam``.
+
+    Args:
+        settings: Of it, by name.
+        tensors: What it writes.
+        gradients: One for each weight.
+    """
+
+    settings: dict[str, Any]
+    tensors: AdamTensors
+    gradients: Sequence[Tensor]
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What steps of a group's weights have in common, as ``AdamStep.take`` wants it."""
+    return {
+        "rate": group["lr"],
+        "betas": tuple(group["betas"]),
+        "eps": group["eps"],
+        "weight_decay": group["weight_decay"],
+        "maximize": group["maximize"],
+    }
+
+
+def is_watched(optimizer: Optimizer) -> bool:
+    """Whether somebody hears of steps of an optimiser, or wraps them: a hook, a profiler, a
+    scheduler."""
+    return bool(
+        not getattr(type(optimizer).step, "hooked", False)
         or "step" in vars(optimizer)
         or optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks
@@ -222,7 +268,13 @@ def plainly_stepped(optimizer: Optimizer) -> None:
         or _global_optimizer_post_hooks
         or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
     )
-    if inner is None or watched:
+
+
+def plainly_stepped(optimizer: Optimizer) -> None:
+    """Let an optimiser step, without what torch puts around a step for profilers and hooks where
+    there are none: a part of few weights steps in less time than that takes."""
+    inner = getattr(type(optimizer).step, "__wrapped__", None)
+    if inner is None or is_watched(optimizer):
         optimizer.step()
     else:
         inner(optimizer)

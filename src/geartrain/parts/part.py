@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from geartrain.codec import require_like
 from geartrain.frames.message import IntArray
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.weights import WeightVersion
@@ -31,8 +30,9 @@ from geartrain.parts.ahead import AbstractAhead, UpdatesAhead
 from geartrain.parts.counting import Counting, Told
 from geartrain.parts.late.delay import mean_age
 from geartrain.parts.late.views import AbstractView, Stashed
-from geartrain.parts.looking import Looking, ViewEntry, inside
+from geartrain.parts.looking import Looking
 from geartrain.parts.norms import Norms
+from geartrain.parts.optimizers import FusedAdam
 from geartrain.parts.ownership import Ownership
 from geartrain.parts.pending import gradients_to_tensors, load_gradients
 from geartrain.parts.rules import Rules
@@ -111,6 +111,8 @@ class PartState(AbstractAhead):
         plain = rules.max_staleness is None and rules.window is None and rules.delay is None
         plain = plain and not self._wants_ages and rules.view is None
         self._plain = plain and self.trigger.unit == "instances"
+        self._steps_plainly = rules.clip is None and rules.delay is None and not self._wants_ages
+        self._steps_plainly &= isinstance(self.optimizer, FusedAdam)
         self._ahead = UpdatesAhead(self.counting, self._count)
         self._known = tuple(module.parameters())
         self._first = self._known[0] if self._known else None
@@ -267,21 +269,49 @@ class PartState(AbstractAhead):
                 with such a gradient is then taken with zeros in its place.
         """
         taken = self._step(progress, flush=True)
-        if not self.outstanding:
-            self.looking.seeing.rest()
+        self.flushed()
         return taken
 
+    def flushed(self) -> None:
+        """A step has been taken with whatever there was."""
+        if not self.outstanding:
+            self.looking.seeing.rest()
+
     def _step(self, progress: int, *, flush: bool = False) -> StepTaken | None:
-        counting, stepping = self.counting, self.stepping
-        stepping.verdicts.look()
+        rows, divisor = self.end_update(flush=flush)
+        found = self.gradient.take_each(self.parameters) if rows else ([], None)
+        return self.step_by(*found, rows, divisor, progress)
+
+    def end_update(self, *, flush: bool) -> tuple[int, float]:
+        """The update ends, and the next one begins.
+
+        Args:
+            flush: Whether it ends before it is due.
+
+        Returns:
+            Its rows, none if there is nothing to step with, and what their sums are divided by.
+        """
+        self.stepping.verdicts.look()
         with self.ownership.taking():
             self.collect()
-            rows, divisor = counting.take(self.rules.average, flush=flush)
+            rows, divisor = self.counting.take(self.rules.average, flush=flush)
         self.looking.seeing.turn()
         if self.frozen:
             self._discard_gradient()
-        wanted = rows and not self.frozen
-        gradients, norm = stepping.gather(self.gradient, self.version) if wanted else ([], None)
+        return 0 if self.frozen else rows, divisor
+
+    def step_by(
+        self,
+        sums: Sequence[Tensor | None],
+        squares: float | None,
+        rows: int,
+        divisor: float,
+        progress: int,
+    ) -> StepTaken | None:
+        """The step of an update that has ended, with the sums of its gradients and the squares of
+        all their entries, if these are known."""
+        counting, stepping = self.counting, self.stepping
+        gradients, norm = stepping.gather(sums, squares, self.version)
         if not gradients:
             counting.step_ages.clear()
             return None
@@ -340,6 +370,24 @@ class PartState(AbstractAhead):
         if self.version == before:  # else those who share it have been told
             self.version += 1
         self.looking.seeing.after_step()
+
+    @property
+    def steps_plainly(self) -> bool:
+        """Whether nobody else has the weights, and a step is what Adam makes of gradients that are
+        divided; ``about_to_move`` and ``moved`` are then all that is beside it."""
+        return self._steps_plainly and self.norms is None and not self.frozen and self._alone
+
+    def about_to_move(self) -> None:
+        """Before a step that may be taken with those of others; it may be told so again."""
+        self.gradient.settle()
+        self.looking.seeing.before_step()
+
+    def moved(self, rows: int, progress: int) -> StepTaken:
+        """After it."""
+        self.version += 1
+        self.looking.seeing.after_step()
+        self.progress = progress
+        return StepTaken(self.name, self.version, rows)
 
     def _optimize(self, progress: int) -> None:
         """A step at the rate of now, and what the rules want to learn from it."""
@@ -449,48 +497,6 @@ class PartState(AbstractAhead):
     def load_pending_gradients(self, found: Mapping[str, Tensor]) -> None:
         """Put back what ``pending_gradients`` gave, and ``pending.check_gradients`` let pass."""
         load_gradients(self.module, self.gradient, found)
-
-    def view_to_tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What view, delay and limits remember: tensors by name, its own, and JSON."""
-        tensors = self.looking.tensors()
-        if self.norms is not None:
-            tensors["norm/last"] = torch.tensor(self.norms.last(self.name), dtype=torch.float64)
-        return tensors, {
-            "view": self.looking.seeing.document(),
-            "of": list(self.looking.of),
-            "messages": self.counting.messages,
-            "rows_each": self.looking.rows_each,
-            "rate_factor": self.stepping.rate_factor,
-            "step_delay": self.step_delay,
-            "step_ages": list(self.counting.step_ages.to_tuple()),
-        }
-
-    def check_view(
-        self, tensors: Mapping[str, Tensor], document: Any, number: int | None = None
-    ) -> ViewEntry:
-        """What ``load_view`` takes.
-
-        Args:
-            tensors, document: From ``view_to_tensors``.
-            number: Of the instance in training that comes next, if it is known.
-
-        Raises:
-            CheckpointError, Mismatch: It was that of another view or another delay rule, or the
-                tensors are of other shapes.
-        """
-        entry = self.looking.check(tensors, document, number)
-        kept, _ = self.view_to_tensors()
-        require_like(inside(tensors, "norm/"), inside(kept, "norm/"), "norm")
-        return entry
-
-    def load_view(self, tensors: Mapping[str, Tensor], entry: ViewEntry) -> None:
-        """Put back what ``view_to_tensors`` gave and ``check_view`` let pass, after the weights."""
-        self.counting.messages = entry.messages
-        self.counting.step_ages.load(entry.step_ages)
-        self.stepping.rate_factor, self.step_delay = entry.rate_factor, entry.step_delay
-        self.looking.load(tensors, entry)
-        if self.norms is not None:
-            self.norms.note(self.name, float(tensors["norm/last"]))
 
     def _discard_gradient(self) -> None:
         for parameter in self._known:

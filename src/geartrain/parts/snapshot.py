@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from geartrain.codec import decode
+from geartrain.codec import decode, require_like
 from geartrain.errors import CheckpointError
 from geartrain.frames.tables import sparse_tables
 from geartrain.parts.looking import ViewEntry, inside
@@ -53,10 +53,56 @@ def parts_to_tensors(parts: Mapping[str, PartState]) -> tuple[dict[str, Tensor],
             entry["scheduler"] = scheduler_state_to_json(part.scheduler)
         for key, gradient in part.pending_gradients().items():
             tensors[f"{name}/gradient/{key}"] = gradient
-        held, entry["view"] = part.view_to_tensors()
+        held, entry["view"] = view_to_tensors(part)
         tensors.update({f"{name}/{key}": value for key, value in held.items()})
         document[name] = entry
     return tensors, document
+
+
+def view_to_tensors(part: PartState) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What view, delay and limits of a part remember: tensors by name, its own, and JSON."""
+    tensors = part.looking.tensors()
+    if part.norms is not None:
+        tensors["norm/last"] = torch.tensor(part.norms.last(part.name), dtype=torch.float64)
+    return tensors, {
+        "view": part.looking.seeing.document(),
+        "of": list(part.looking.of),
+        "messages": part.counting.messages,
+        "rows_each": part.looking.rows_each,
+        "rate_factor": part.stepping.rate_factor,
+        "step_delay": part.step_delay,
+        "step_ages": list(part.counting.step_ages.to_tuple()),
+    }
+
+
+def check_view(
+    part: PartState, tensors: Mapping[str, Tensor], document: Any, number: int | None = None
+) -> ViewEntry:
+    """What ``load_view`` takes.
+
+    Args:
+        part: That is to remember it.
+        tensors, document: From ``view_to_tensors``.
+        number: Of the instance in training that comes next, if it is known.
+
+    Raises:
+        CheckpointError, Mismatch: It was that of another view or another delay rule, or the
+            tensors are of other shapes.
+    """
+    entry = part.looking.check(tensors, document, number)
+    kept, _ = view_to_tensors(part)
+    require_like(inside(tensors, "norm/"), inside(kept, "norm/"), "norm")
+    return entry
+
+
+def load_view(part: PartState, tensors: Mapping[str, Tensor], entry: ViewEntry) -> None:
+    """Put back what ``view_to_tensors`` gave and ``check_view`` let pass, after the weights."""
+    part.counting.messages = entry.messages
+    part.counting.step_ages.load(entry.step_ages)
+    part.stepping.rate_factor, part.step_delay = entry.rate_factor, entry.step_delay
+    part.looking.load(tensors, entry)
+    if part.norms is not None:
+        part.norms.note(part.name, float(tensors["norm/last"]))
 
 
 @final
@@ -259,7 +305,7 @@ def _check_one(
     check_gradients(part.module, gradients)
     held = _of_rules(tensors)
     if entry.view is not None:
-        view = part.check_view(held, entry.view, number)
+        view = check_view(part, held, entry.view, number)
     weights = inside(tensors, "weights/")
     return FoundPart(weights, entry, optimizer, scheduler, gradients, held, view)
 
@@ -287,7 +333,7 @@ def _put_counts(part: PartState, found: FoundPart) -> None:
         part.scheduler.load_state_dict(dict(found.scheduler))
     part.load_pending_gradients(found.gradients)
     if found.view is not None:
-        part.load_view(found.held, found.view)
+        load_view(part, found.held, found.view)
 
 
 def take_over(
@@ -320,7 +366,7 @@ def take_over(
     scheduler: Any = None
     if entry.scheduler is not None:
         scheduler = decode(entry.scheduler["state"], "scheduler")
-    view = None if entry.view is None else part.check_view(held, entry.view)
+    view = None if entry.view is None else check_view(part, held, entry.view)
     gradients = inside(found, "gradient/")
     _put_counts(part, FoundPart({}, entry, None, scheduler, gradients, held, view))
 

@@ -20,10 +20,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from geartrain.device import Verdicts
 from geartrain.errors import NonFiniteError, WorkerError
 from geartrain.native.steps import norm_of, scaled_
-from geartrain.nodes.gradient import GradientSum
 from geartrain.parts.fresh import takes_sparse
 from geartrain.parts.norms import Norm, Norms
-from geartrain.parts.optimizers import plainly_stepped
+from geartrain.parts.optimizers import AdamJob, FusedAdam, plainly_stepped
 from geartrain.parts.rules import Clip, Rules, make_optimizer
 
 
@@ -105,16 +104,22 @@ class Stepping:
         if self.scheduler is not None and other.scheduler is not None:
             self.scheduler.load_state_dict(copy.deepcopy(other.scheduler.state_dict()))
 
-    def gather(self, total: GradientSum, version: int) -> tuple[list[Tensor], float | None]:
-        """Move gradients from their sum into ``.grad``.
+    def gather(
+        self, sums: Sequence[Tensor | None], squares: float | None, version: int
+    ) -> tuple[list[Tensor], float | None]:
+        """Move gradients from their sums into ``.grad``.
+
+        Args:
+            sums: Of each parameter; or nothing at all.
+            squares: Of all entries, if they are known.
+            version: Of the part, for messages.
 
         Returns:
             Their dense tensors, or the values of sparse ones; and their 2-norm, if it is known.
         """
         gradients, owners = [], []
-        sums, squares = total.take_each(self.parameters)
         norm = None if squares is None else math.sqrt(squares) if squares >= 0 else math.nan
-        for parameter, gradient in zip(self.parameters, sums, strict=True):
+        for parameter, gradient in zip(self.parameters if sums else (), sums, strict=True):
             if gradient is None:
                 continue
             if not parameter.requires_grad:
@@ -209,6 +214,25 @@ class Stepping:
             norms.note(self._name, norm)
             norm = norms.of_all_on(norm.device) if clip.over == "all" else norm
         return 1.0 if clip.norm is None else (clip.norm / (norm + 1e-6)).clamp(max=1)
+
+    def told(self, sums: Sequence[Tensor | None], progress: int) -> AdamJob | None:
+        """The step that these sums make, at the rate of now, that others may be taken with; None:
+        it is one by itself.
+
+        Args:
+            sums: Of the gradients of each parameter.
+            progress: Instances finished in training, for the schedule.
+
+        Raises:
+            WorkerError: As of ``optimize``.
+        """
+        if type(self.optimizer) is not FusedAdam or self._elsewhere:
+            return None
+        job = self.optimizer.told(self.parameters, sums)
+        if job is not None:
+            self.rate_factor = self._scheduled(progress)
+            job.settings["rate"] *= self.rate_factor
+        return job
 
     def optimize(self, progress: int, delayed: float, delay: float) -> None:
         """A step with the gradients of parameters, at the rate of now.

@@ -58,9 +58,18 @@ class LoopKernels:
         self.may_pick.append(False)
 
     def take_over(self, before: LoopKernels) -> None:
-        """Who was found to do more than to pick by the same loop of an engine that is no more."""
+        """Who was found to do more than to pick by the same loop of an engine that is no more, and
+        what it has made that would be made again."""
         for number, may in enumerate(before.may_pick[: len(self.may_pick)]):
             self.may_pick[number] = self.may_pick[number] and may
+        for number, (mine, its) in enumerate(zip(self._inner, before._inner, strict=False)):
+            if mine.call.function is not its.call.function:
+                continue
+            if mine.choice is not None and its.choice is not None:
+                mine.choice.take_over(its.choice)
+            twin = before._twins.get(number)
+            if twin is not None and twin.begin_anew():
+                self._twins[number] = twin
 
     def pick(self, number: int, inputs: Payload) -> tuple[Payload, Picking] | None:
         """What a module picks of its arguments; None: it does more.

@@ -138,6 +138,12 @@ class LoopNode(AbstractNode):
         self.taping = Taping(place.name, inner, able=tapes and not place.spread)
         self.listing = Listing(self._inner, self._kernels)
 
+    def take_over(self, before: LoopNode) -> None:
+        """What the same loop of an engine knew that is no more: how C is called, how much memory
+        is wanted, and what was made that would be made again."""
+        self.listing.take_over(before.listing)
+        self._beside = before._beside  # of the same kernels, where those stay
+
     @property
     def part_names(self) -> tuple[str, ...]:
         return tuple(self._weights)

@@ -1,0 +1,164 @@
+"""Parts whose steps fall due together: what each wants by itself, and one call of C for all.
+
+    update ends, its sums ─► part a ┐                        ┌─► part a: weights of the next version
+                             part b ├─► divided, Adam, in C ─┼─► part b
+                             part c ┘                        └─► part c
+
+Weights, what optimisers remember, versions and what is told are those of steps that parts take one
+after the other: they have nothing in common. A part that somebody else has the weights of, that
+limits its gradients, whose optimiser is another or is watched steps by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from geartrain.native import operations
+from geartrain.native.steps import AdamStep, AdamTensors, norm_of
+from geartrain.nodes.gradient import take_together
+from geartrain.nodes.unrecorded import Unrecorded
+from geartrain.parts.optimizers import AdamJob
+from geartrain.parts.part import PartState
+from geartrain.parts.trained import AbstractPart, StepTaken
+
+FEW: Final = 2
+"""Parts that are fewer step one after the other."""
+
+
+class _Ended(NamedTuple):
+    """An update that has ended.
+
+    Args:
+        part: Whose.
+        rows: Of it.
+        divisor: Of the sums.
+        sums: Of the gradients of each parameter.
+    """
+
+    part: PartState
+    rows: int
+    divisor: float
+    sums: Sequence[Tensor | None]
+
+
+class _Call(NamedTuple):
+    """Steps that are one call; their parts know that they are about to move.
+
+    Args:
+        step: They.
+        updates: Whose gradients they are of.
+        gradients: One for each weight.
+        factors: By which these are multiplied.
+        settings: Of the optimisers.
+    """
+
+    step: AdamStep
+    updates: Sequence[_Ended]
+    gradients: Sequence[Tensor]
+    factors: Sequence[float]
+    settings: dict[str, Any]
+
+    def take(self) -> None:
+        """Take them."""
+        with Unrecorded():
+            self.step.take(self.gradients, factors=self.factors, **self.settings)
+        torch.autograd.graph.increment_version(self.step.weights)
+
+
+@final
+class StepsTogether:
+    """Steps of some parts of a worker.
+
+    Args:
+        parts: They, in the order in which they step; others may be added.
+    """
+
+    def __init__(self, parts: Iterable[AbstractPart] = ()) -> None:
+        self.parts = [*parts]
+        self._known: list[AdamStep] = []
+
+    def step_if_due(self, progress: int) -> list[StepTaken]:
+        """Take the steps that are due.
+
+        Args:
+            progress: Instances finished in training.
+        """
+        return self._all(progress, lambda part: part.step_if_due(progress), flush=False)
+
+    def step(self, progress: int) -> list[StepTaken]:
+        """Step with whatever gradients are left."""
+        return self._all(progress, lambda part: part.step(progress), flush=True)
+
+    def _all(
+        self, progress: int, alone: Callable[[AbstractPart], StepTaken | None], *, flush: bool
+    ) -> list[StepTaken]:
+        plain = [p for p in self.parts if isinstance(p, PartState) and p.steps_plainly]
+        mine = plain if flush else [part for part in plain if part.due()]
+        found: dict[str, StepTaken | None] = {}
+        if len(mine) >= FEW and not operations.listening:
+            found = self._together(mine, progress, flush=flush)
+        steps = [found[p.name] if p.name in found else alone(p) for p in self.parts]
+        return [step for step in steps if step is not None]
+
+    def _together(
+        self, parts: Sequence[PartState], progress: int, *, flush: bool
+    ) -> dict[str, StepTaken | None]:
+        """By name of the part, the steps of those that take one."""
+        ended = [(part, *part.end_update(flush=flush)) for part in parts]
+        some = [(part, rows, divisor) for part, rows, divisor in ended if rows]
+        sums, squares = take_together([(part.gradient, part.parameters) for part, *_ in some])
+        updates = [_Ended(*each, its) for each, its in zip(some, sums, strict=True)]
+        calls = self._calls(updates, squares, progress)
+        for call in calls:
+            call.take()
+        called = {each.part.name for call in calls for each in call.updates}
+        found: dict[str, StepTaken | None] = {part.name: None for part in parts}
+        for part, rows, divisor, its in updates:
+            if part.name in called:
+                found[part.name] = part.moved(rows, progress)
+            else:
+                found[part.name] = part.step_by(its, None, rows, divisor, progress)
+        for part in parts if flush else ():
+            part.flushed()
+        return found
+
+    def _calls(
+        self, updates: Sequence[_Ended], squares: float | None, progress: int
+    ) -> list[_Call]:
+        """Those of the updates that are for C; none where a gradient is not finite: its part is to
+        tell it, when those before it have stepped."""
+        jobs: dict[Hashable, list[tuple[_Ended, AdamJob]]] = {}
+        for each in updates:
+            job = each.part.stepping.told(each.sums, progress)
+            if job is not None:
+                alike = (*job.settings.values(), job.tensors.weights[0].dtype)
+                jobs.setdefault(alike, []).append((each, job))
+        if squares is None:
+            norms = [norm_of(job.gradients) for its in jobs.values() for _, job in its]
+            squares = sum([math.nan if norm is None else norm for norm in norms])
+        if squares - squares != 0.0:
+            return []
+        for each, _ in chain.from_iterable(jobs.values()):
+            each.part.about_to_move()  # weights may lie elsewhere then
+        calls = [self._call(number, its) for number, its in enumerate(jobs.values())]
+        return [call for call in calls if call is not None]
+
+    def _call(self, number: int, jobs: Sequence[tuple[_Ended, AdamJob]]) -> _Call | None:
+        """That of steps with the same settings; None: it is not for C."""
+        each_kind = zip(*(job.tensors for _, job in jobs), strict=True)
+        tensors = AdamTensors(*([*chain.from_iterable(kind)] for kind in each_kind))
+        gradients = [*chain.from_iterable(job.gradients for _, job in jobs)]
+        del self._known[number + 1 :]
+        if number == len(self._known) or not self._known[number].fits(tensors):
+            self._known[number:] = [AdamStep(tensors)]
+        step = self._known[number]
+        if not step.suits(gradients):
+            return None
+        factors = [1.0 / each.divisor for each, job in jobs for _ in job.gradients]
+        return _Call(step, [each for each, _ in jobs], gradients, factors, jobs[0][1].settings)

@@ -1,0 +1,303 @@
+"""Steps that parts take together are, bit by bit, those that they take one after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR
+
+import geartrain as gt
+from geartrain.errors import NonFiniteError
+from geartrain.native.steps import AdamStep
+from geartrain.parts.part import PartState
+from geartrain.parts.rules import Rules
+from geartrain.parts.snapshot import parts_to_tensors
+from geartrain.parts.together import StepsTogether
+from geartrain.parts.trained import StepTaken
+
+ADAM = partial(gt.FusedAdam, lr=1e-2)
+
+
+def halved(progress: int) -> float:
+    return 0.5 if progress > 20 else 1.0
+
+
+def in_groups(parameters: Any) -> gt.FusedAdam:
+    weight, bias = parameters
+    return gt.FusedAdam([{"params": [weight], "lr": 0.1}, {"params": [bias]}])
+
+
+def hooked(parameters: Any) -> gt.FusedAdam:
+    found = ADAM(parameters)
+    found.register_step_pre_hook(lambda optimizer, *_: optimizer.param_groups[0].update(lr=0.03))
+    return found
+
+
+RULES: dict[str, Callable[[int], Rules]] = {
+    "alike": lambda k: Rules(optimizer=ADAM, update_every=gt.Instances(4)),
+    "of rows": lambda k: Rules(optimizer=ADAM, update_every=gt.Instances(4), average="rows"),
+    "sums": lambda k: Rules(optimizer=ADAM, update_every=gt.Instances(4), average="none"),
+    "rates": lambda k: Rules(
+        optimizer=partial(gt.FusedAdam, lr=0.1 / (1 + k % 2), weight_decay=0.1),
+        update_every=gt.Instances(4),
+        schedule=halved,
+    ),
+    "scheduler": lambda k: Rules(
+        optimizer=ADAM,
+        update_every=gt.Instances(4),
+        scheduler=None if k else partial(ExponentialLR, gamma=0.5),
+    ),
+    "limited": lambda k: Rules(
+        optimizer=ADAM, update_every=gt.Instances(4), clip=gt.Clip(norm=0.01) if k == 1 else None
+    ),
+    "views": lambda k: Rules(
+        optimizer=ADAM, update_every=gt.Instances(4), view=gt.Predicted(by="difference")
+    ),
+    "others": lambda k: Rules(
+        optimizer=[ADAM, partial(torch.optim.SGD, lr=0.1), in_groups, hooked][k],
+        update_every=gt.Instances(4),
+    ),
+    "amsgrad": lambda k: Rules(optimizer=ADAM, update_every=gt.Instances(4)),
+    "some due": lambda k: Rules(optimizer=ADAM, update_every=gt.Instances(4 + 4 * (k % 2))),
+}
+
+
+class Parts:
+    """Four parts that get the same gradients however they step.
+
+    Args:
+        rules: Those of each.
+        together: Whether they step together.
+    """
+
+    def __init__(self, rules: Callable[[int], Rules], *, together: bool) -> None:
+        torch.manual_seed(0)
+        modules = [nn.Linear(3, 2), nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(40, 40)]
+        modules[2].double()
+        self.all = [PartState(f"part {k}", m, rules(k)) for k, m in enumerate(modules)]
+        self._steps = StepsTogether(self.all) if together else None
+        self._draw = torch.Generator().manual_seed(1)
+        self.told: list[StepTaken] = []
+        self.finished = 0
+
+    def add(self, part: PartState, scale: float = 1.0) -> None:
+        """Gradients as they come: products and sums that wait, and what is there already."""
+        weight, bias = cast(nn.Linear, part.module).parameters()
+        rows = 3 + int(torch.randint(3, (1,), generator=self._draw))
+        like = {"dtype": weight.dtype, "generator": self._draw}
+        left = torch.randn(rows, weight.shape[0], **like)
+        right = scale * torch.randn(rows, weight.shape[1], **like)
+        part.gradient.add_product(weight, left, right)
+        part.gradient.add_sum(bias, left)
+        if self.finished % 3 == 0:
+            part.gradient.add(bias, torch.randn(bias.shape, **like))
+        part.counting.received(part.version, rows, np.full(rows, part.version))
+
+    def step(self, scales: dict[int, float] | None = None) -> None:
+        """Four instances more finish."""
+        for k, part in enumerate(self.all):
+            self.add(part, (scales or {}).get(k, 1.0))
+            part.finished(4)
+        self.finished += 4
+        if self._steps is None:
+            taken = [part.step_if_due(self.finished) for part in self.all]
+            self.told += [step for step in taken if step is not None]
+        else:
+            self.told += self._steps.step_if_due(self.finished)
+
+    def flush(self) -> None:
+        if self._steps is None:
+            taken = [part.step(self.finished) for part in self.all]
+            self.told += [step for step in taken if step is not None]
+        else:
+            self.told += self._steps.step(self.finished)
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """All that a checkpoint has of them."""
+        return parts_to_tensors({part.name: part for part in self.all})
+
+
+def both(name: str) -> tuple[Parts, Parts]:
+    return Parts(RULES[name], together=False), Parts(RULES[name], together=True)
+
+
+def require_equal(alone: Parts, together: Parts) -> None:
+    tensors, document = alone.state()
+    its, other = together.state()
+    assert document == other and tensors.keys() == its.keys()
+    assert all(torch.equal(x, its[key]) for key, x in tensors.items())
+    assert alone.told == together.told
+    assert all(p.grad is None for part in together.all for p in part.parameters)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many weights each call of Adam in C has stepped."""
+    found: list[int] = []
+    take = AdamStep.take
+
+    def noted(step: AdamStep, gradients: Any, **how: Any) -> None:
+        found.append(len(gradients))
+        take(step, gradients, **how)
+
+    monkeypatch.setattr(AdamStep, "take", noted)
+    return found
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_steps_together_are_those_one_after_the_other(name: str) -> None:
+    alone, together = both(name)
+    for turn in range(10):
+        for each in (alone, together):
+            if name == "amsgrad" and turn == 5:
+                assert each.all[3].optimizer is not None
+                each.all[3].optimizer.param_groups[0]["amsgrad"] = True
+                for state in each.all[3].optimizer.state.values():
+                    state["max_exp_avg_sq"] = state["exp_avg_sq"].clone()
+            each.step()
+        require_equal(alone, together)
+    for each in (alone, together):
+        each.add(each.all[0])
+        each.add(each.all[3])
+        each.flush()
+    require_equal(alone, together)
+    assert len(together.told) >= 20
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_they_are_one_call_for_all_weights_of_a_type(calls: list[int]) -> None:
+    together = Parts(RULES["alike"], together=True)
+    together.step()
+    assert not calls  # torch makes the state
+    together.step()
+    assert sorted(calls) == [2, 6]  # that of float64 by itself
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_what_changes_between_steps_is_seen(calls: list[int]) -> None:
+    alone, together = both("alike")
+    for turn in range(8):
+        for each in (alone, together):
+            change(each, turn)
+            each.step()
+        require_equal(alone, together)
+    assert max(calls) == 6
+
+
+def change(each: Parts, turn: int) -> None:
+    """Do to parts what may be done to them between steps."""
+    first, second, _, last = (cast(gt.FusedAdam, part.optimizer) for part in each.all)
+    if turn == 2:
+        first.param_groups[0]["lr"] = 0.5
+    each.all[1].frozen = turn == 3
+    if turn == 4:
+        last.load_state_dict(last.state_dict())
+    if turn == 5:  # weights, and what is remembered of gradients, move
+        for p in each.all[0].parameters:
+            p.data = p.data.clone()
+        for state in second.state.values():
+            state["exp_avg"] = state["exp_avg"].clone()
+    if turn == 6:
+        each.all[3].parameters[1].requires_grad_(False)
+    if turn == 7:
+        last.register_step_pre_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_is_told_by_its_part_when_those_before_have_stepped(
+    bad: float,
+) -> None:
+    alone, together = both("alike")
+    said = []
+    for each in (alone, together):
+        each.step()
+        each.step()
+        with pytest.raises(NonFiniteError, match="part 1") as told:
+            each.step({1: bad})
+        said.append(str(told.value))
+        assert [part.version for part in each.all] == [3, 2, 2, 2]
+    assert said[0] == said[1]
+    require_equal_weights(alone, together)
+
+
+def require_equal_weights(alone: Parts, together: Parts) -> None:
+    for one, other in zip(alone.all, together.all, strict=True):
+        assert all(map(torch.equal, one.module.parameters(), other.module.parameters()))
+
+
+def test_views_keep_the_weights_of_before() -> None:
+    """Rows in flight see the weights of their forward, whoever steps meanwhile."""
+    _, together = both("alike")
+    together.step()
+    together.step()
+    part = together.all[0]
+    seen = part.look(0, 1)
+    part.sent(1)
+    before = [x.clone() for x in seen.leaves.values()]
+    together.step()
+    now = part.look_back(seen)
+    for parameter, then in zip(part.parameters, before, strict=True):
+        assert torch.equal(now[parameter], then) and not torch.equal(parameter, then)
+
+
+class Choosing(nn.Module):
+    """Two layers of experts, of which each row comes by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList(
+            nn.ModuleList(nn.Linear(4, 4) for _ in range(3)) for _ in range(2)
+        )
+        self.readout = nn.Linear(4, 3)
+
+    def graph(self) -> gt.Graph:
+        graph = gt.Graph(value=("label",))
+        h = graph.input("x")
+        for number, layer in enumerate(self.layers):
+            ways = h.route(lambda m: m.payload[0][:, :3].argmax(1), 3)
+            said = [
+                way.through(expert, name=f"expert {number}.{k}")
+                for k, (way, expert) in enumerate(zip(ways, layer.children(), strict=True))
+            ]
+            h = graph.merge(*said)
+        h.through(self.readout, name="readout").loss(gt.cross_entropy, target="label")
+        return graph
+
+
+@pytest.mark.parametrize(("update", "in_flight"), [(8, 8), (8, 32), (12, 20)])
+def test_a_fit_is_that_of_parts_that_step_one_after_the_other(
+    update: int, in_flight: int, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = torch.Generator().manual_seed(5)
+    data = [
+        gt.Instance({"x": torch.randn(1, 4, generator=draw)}, value={"label": k % 3})
+        for k in range(90)
+    ]
+    found: list[list[torch.Tensor]] = []
+    most: list[int] = []
+    for few in (2, 1000):
+        monkeypatch.setattr("geartrain.parts.together.FEW", few)
+        calls.clear()
+        network = Choosing()
+        session = gt.Session(
+            network.graph(),
+            rules=gt.Rules(optimizer=ADAM, update_every=gt.Instances(update)),
+            max_active=in_flight,
+        )
+        for epoch in (1, 2):
+            session.fit(data, epochs=epoch)
+        states = [part.optimizer for part in session.parts.values()]
+        moments = [x["exp_avg"] for each in states if each is not None for x in each.state.values()]
+        found.append([*network.parameters(), *moments])
+        most.append(max(calls, default=0))
+    assert all(map(torch.equal, *found))
+    if most[1]:  # C steps
+        assert most[1] == 2 and most[0] >= 8
