@@ -112,9 +112,9 @@ def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     before = sums.GradientCall.add
 
-    def note(call: Any, out: Tensor, pieces: Any, **how: bool) -> None:
+    def note(call: Any, place: Any, pieces: Any, **how: bool) -> None:
         found.append(len(pieces))
-        before(call, out, pieces, **how)
+        before(call, place, pieces, **how)
 
     monkeypatch.setattr(sums.GradientCall, "add", note)
     return found
@@ -158,9 +158,9 @@ def test_what_the_way_back_adds_up_is_added_with_the_products(
     whole: list[bool] = []
     before = sums.GradientCall.add
 
-    def note(call: Any, out: Tensor, pieces: Any, **how: bool) -> None:
+    def note(call: Any, place: Any, pieces: Any, **how: bool) -> None:
         whole.append(how["whole"])
-        before(call, out, pieces, **how)
+        before(call, place, pieces, **how)
 
     monkeypatch.setattr(sums.GradientCall, "add", note)
     monkeypatch.setattr(native, "BYTES_BACK", nbytes)

@@ -172,4 +172,4 @@ def test_gradients_without_elements_are_not_for_c() -> None:
     rows, empty = torch.randn(4, 3), torch.zeros(3, 0)
     assert not sums.suits(sums.Unsummed(empty, False, [rows], [torch.zeros(4, 0)]), torch.float32)
     assert not sums.may_be_summed(empty, 4, torch.float32)
-    assert not sums.GradientCall(torch.float32).may_add(empty, 4)
+    assert not sums.GradientCall(torch.float32).may_add(sums.GradientPlace(empty), 4)

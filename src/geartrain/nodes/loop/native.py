@@ -47,8 +47,6 @@ from geartrain.nodes.loop.words import NOT_THERE, CallWords
 BYTES_BACK: Final = 8 << 20
 """Of what rows have kept, and find for weights, that goes back in one call of C: it is multiplied
 then, while a cache has it."""
-MANY: Final = 6
-"""So many modules that may be taken together are called as one: tables of each would cost more."""
 
 _MUCH: Final = 1 << 16
 """Bytes that calls want in between from which on they have them in common."""
@@ -245,8 +243,6 @@ class NativeCalls:
             How many calls have been made; 0: C cannot make this one.
         """
         together = called.together
-        if together is not None and len(together.sizes) >= MANY:
-            return 0
         if together is not None and number == together.number:
             several = self._turn.plan.calls[number : together.end]
             made = self._find(number, several, together.rows)
