@@ -44,6 +44,7 @@ from tests.rigs.called import (
 from tests.rigs.passes import Order, accumulate, assert_same_gradients, one_pass
 
 FEW = Order(max_active=3)
+MANY = 8
 ORDERS = [FEW, Order(policy="random", seed=3, max_active=2), Order("threads", 2, max_active=3)]
 
 
@@ -112,9 +113,9 @@ def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     before = sums.GradientCall.add
 
-    def note(call: Any, out: Tensor, pieces: Any, **how: bool) -> None:
+    def note(call: Any, place: Any, pieces: Any, **how: bool) -> None:
         found.append(len(pieces))
-        before(call, out, pieces, **how)
+        before(call, place, pieces, **how)
 
     monkeypatch.setattr(sums.GradientCall, "add", note)
     return found
@@ -158,9 +159,9 @@ def test_what_the_way_back_adds_up_is_added_with_the_products(
     whole: list[bool] = []
     before = sums.GradientCall.add
 
-    def note(call: Any, out: Tensor, pieces: Any, **how: bool) -> None:
+    def note(call: Any, place: Any, pieces: Any, **how: bool) -> None:
         whole.append(how["whole"])
-        before(call, out, pieces, **how)
+        before(call, place, pieces, **how)
 
     monkeypatch.setattr(sums.GradientCall, "add", note)
     monkeypatch.setattr(native, "BYTES_BACK", nbytes)
@@ -266,7 +267,7 @@ def test_addresses_are_written_anew_where_what_a_call_reads_or_writes_has_moved(
     assert len(last) > 3  # modules, in some firings
 
 
-BESIDE = {"experts in a loop that decides", "experts by payload", "tensors put side by side"}
+BESIDE = {"tensors put side by side"}
 """Cases in which something else than C makes some calls."""
 
 
@@ -285,6 +286,33 @@ def test_c_makes_all_calls_of_a_loop_once_there_are_programs(name: str) -> None:
         accumulate(make("whole"), data(), FEW)
     assert len(kept) > 1
     assert all(isinstance(one, NativeKept) for turn in kept[1:] for one in turn if one is not None)
+
+
+def test_many_experts_are_called_by_c_and_learn_what_they_learn_by_steps() -> None:
+    kept: list[list[Any]] = []
+    before = LoopNode._take_back
+
+    def take_back(self: LoopNode, turn: Any, *rest: Any, **more: Any) -> None:
+        kept.append(list(turn.kept))
+        before(self, turn, *rest, **more)
+
+    def several(state: Stream, graph: Graph) -> Stream:
+        ways = state.route(lambda m: (m.payload[0][:, 0] * 1000).long() % MANY, MANY)
+        said = [
+            way.through(Gated().double(), name=f"expert {k}", read="token", keep="activations")
+            for k, way in enumerate(ways)
+        ]
+        return graph.merge(*said)
+
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoopNode, "_take_back", take_back)
+        for run in ("whole", "steps"):
+            torch.manual_seed(1)
+            found.append(accumulate(turning(several, run), sets(120), FEW).gradients)
+    assert_same_gradients(*found)
+    made = [one for turn in kept[1:] for one in turn if one is not None]
+    assert len(made) > MANY and all(isinstance(one, NativeKept) for one in made)
 
 
 def test_room_for_row_numbers_is_made_anew_where_more_come_than_it_has(

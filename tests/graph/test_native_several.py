@@ -49,9 +49,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         numbers = self._records[first:end, 0].tolist()
         return sum(isinstance(self._modules[k], SeveralModule) for k in numbers)
 
-    def make(self: native.NativeCalls, first: int, end: int) -> int:
-        found["forward"] += of(self, first, end)
-        return before[0](self, first, end)
+    def make(self: native.NativeCalls, first: int, records: Any) -> int:
+        found["forward"] += of(self, first, first + len(records))
+        return before[0](self, first, records)
 
     def back(self: native.NativeCalls, first: int, end: int, *rest: Any) -> None:
         found["backward"] += of(self, first, end)
@@ -346,10 +346,10 @@ def test_modules_that_see_no_bundles_are_called_in_c_beside_those_that_do(
     called: list[list[str]] = []
     before = native.NativeCalls._make
 
-    def make(self: native.NativeCalls, first: int, end: int) -> int:
-        modules = [self._modules[k] for k in self._records[first:end, 0].tolist()]
+    def make(self: native.NativeCalls, first: int, records: Any) -> int:
+        modules = [self._modules[record[0]] for record in records]
         called.append([module.name for module in modules if module is not None])
-        return before(self, first, end)
+        return before(self, first, records)
 
     monkeypatch.setattr(native.NativeCalls, "_make", make)
     gradients("bundles answered with bundles", Order(), monkeypatch, programs=True)

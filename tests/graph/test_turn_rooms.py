@@ -190,18 +190,19 @@ def test_memory_that_passes_is_lent_again_unless_somebody_has_a_view() -> None:
     memory = PassingMemory()
     for _ in range(2):
         memory.begin()
-        first, second = memory.lend(1000), memory.lend(70)
-        assert (second.data_ptr() - first.data_ptr()) % 64 == 0
-        at = first.data_ptr()
-        del first, second
+        (whole, first), (other, second) = memory.lend(1000), memory.lend(70)
+        assert (other.data_ptr() + second - whole.data_ptr() - first) % 64 == 0
+        at = whole.data_ptr() + first
+        del whole, other
     memory.begin()
-    first = memory.lend(1000)
-    assert first.data_ptr() == at
-    view = first.view(torch.int64)[1:3]
+    whole, first = memory.lend(1000)
+    assert whole.data_ptr() + first == at
+    view = whole.view(torch.int64)[1:3]
     view.zero_()
-    del first
+    del whole
     memory.begin()
-    memory.lend(1000).fill_(1)
+    whole, first = memory.lend(1000)
+    whole[first : first + 1000].fill_(1)
     assert not view.any()
 
 

@@ -406,8 +406,8 @@ def test_products_of_rows_are_a_gradient_of_more_axes(n: int) -> None:
 def test_rows_that_lie_somewhere_are_as_wide_as_all_other_axes() -> None:
     weight = nn.Parameter(torch.randn(5, 2, 3))
     into = GradientSum([weight])
-    assert RowsLearnt(weight, into, None, 0, 1).widths == (5, 6)
-    assert RowsLearnt(weight, into, None, 0, None).widths == (0, 0)
+    assert RowsLearnt(into, into.slot(weight), None, 0, 1).widths == (5, 6)
+    assert RowsLearnt(into, into.slot(weight), None, 0, None).widths == (0, 0)
 
 
 PLACES = torch.tensor([3, 0, 0, C - 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -172,4 +173,34 @@ def test_gradients_without_elements_are_not_for_c() -> None:
     rows, empty = torch.randn(4, 3), torch.zeros(3, 0)
     assert not sums.suits(sums.Unsummed(empty, False, [rows], [torch.zeros(4, 0)]), torch.float32)
     assert not sums.may_be_summed(empty, 4, torch.float32)
-    assert not sums.GradientCall(torch.float32).may_add(empty, 4)
+    assert not sums.GradientCall(torch.float32).may_add(sums.GradientPlace(empty), 4)
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_what_lies_somewhere_is_added_where_the_sum_is_now_also_after_another_was_taken_in() -> (
+    None
+):
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(5, 3))
+    into, other = GradientSum([weight]), GradientSum([weight])
+    left, right = torch.randn(200, 5), torch.randn(200, 3)
+    piece = left.data_ptr(), right.data_ptr(), 200
+    want = left.T @ right
+    for times in (1, 2):
+        for one in (into, other, into):
+            call, slot = sums.GradientCall(torch.float32), one.slot(weight)
+            assert slot.place().at == slot.written().data_ptr()
+            assert slot.place() is slot.place()
+            slot.add_in(call, [piece], whole=False)
+            call.run()
+        another, its = deepcopy((into, weight))
+        copied = another.slot(its)
+        assert copied.place().at == copied.written().data_ptr() != into.slot(weight).place().at
+        found = into.take(weight)
+        assert found is not None
+        assert_close(found, 2 * want, rtol=1e-4, atol=1e-4)
+        into.absorb(other)  # buffers are exchanged
+        assert into.slot(weight).place().at != other.slot(weight).place().at
+        found = into.take(weight)
+        assert found is not None
+        assert_close(found, want, rtol=1e-4, atol=1e-4, msg=f"turn {times}")

@@ -74,16 +74,16 @@ class RowsLearnt:
     """A weight whose gradient is a product of rows, or their sum.
 
     Args:
-        parameter: The weight, or what stands for it.
         into: The sum of gradients that has it.
+        slot: What is added to there, of the weight, or of what stands for it.
         columns: Those of it that the product has; None: all.
         left: Which result of the backward the rows are.
         right: That which they are multiplied with; None: they are added up.
         whole: Whether the backward has added them up: the left is one row, the gradient.
     """
 
-    parameter: Any
     into: Any
+    slot: Any
     columns: tuple[tuple[int, int], ...] | None
     left: int
     right: int | None
@@ -92,7 +92,7 @@ class RowsLearnt:
     @property
     def widths(self) -> tuple[int, int]:
         """Entries of a row on the left, and on the right; 0: the weight has another shape."""
-        height, *rest = self.parameter.shape or (0,)
+        height, *rest = self.slot.parameter.shape or (0,)
         if self.right is None:
             return (0 if rest else height), 0
         if not rest:

@@ -283,6 +283,7 @@ class Steps:
         self.between = sum(room)
         """Numbers a row that are computed in between."""
         self._rounded = sum(wide % 2 for wide in room)
+        self._piece = max(LEAST_ROWS * self.between, IN_BETWEEN // dtype.itemsize)
 
     def work(self, n: int) -> int:
         """Multiplications, or what takes as long, of n rows."""
@@ -290,9 +291,11 @@ class Steps:
 
     def room(self, n: int) -> int:
         """Numbers that C writes in between, of n rows, on whatever threads it uses."""
-        asked, threads = n * self.between, torch.get_num_threads()
-        piece = max(LEAST_ROWS * self.between, IN_BETWEEN // self._dtype.itemsize)
-        return min(asked, piece * threads) + self._rounded * threads
+        asked = n * self.between
+        if asked <= self._piece and not self._rounded:
+            return asked
+        threads = torch.get_num_threads()
+        return min(asked, self._piece * threads) + self._rounded * threads
 
     def run(self, n: int, addresses: Sequence[int]) -> None:
         """Take n rows through it.

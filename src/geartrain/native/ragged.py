@@ -17,12 +17,11 @@ from typing import Final, final
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from geartrain.errors import ProtocolError
 from geartrain.native import library
 from geartrain.native.fused import ENDLESS, NEVER_ENDS, Op, Step
-from geartrain.native.sums import may_be_summed
+from geartrain.native.sums import GradientPlace, may_be_summed
 
 _ENTRIES: Final = 4096
 _MOST_MEMBERS: Final = 256
@@ -102,24 +101,23 @@ class RowsToLearn:
         self._words: list[int] = []
         self._count = self._work = 0
 
-    def may_add(self, out: Tensor, n: int) -> bool:
+    def may_add(self, place: GradientPlace, n: int) -> bool:
         """Whether it is for this gradient and n rows."""
-        return may_be_summed(out, n, self._dtype)
+        return may_be_summed(place.out, n, self._dtype)
 
-    def add(self, out: Tensor, pieces: Sequence[tuple[int, ...]], *, add: bool) -> None:
+    def add(self, place: GradientPlace, pieces: Sequence[tuple[int, ...]], *, add: bool) -> None:
         """A product or a sum, for one weight.
 
         Args:
-            out: The gradient, contiguous, of one or two dimensions.
-            pieces: One: where rows of ``out.shape[0]`` lie and those of ``out.shape[1]`` that they
-                are multiplied with, their kind, how many times its rows, and how many rows.
+            place: Of the gradient.
+            pieces: One: where rows of its height lie and those of its width that they are
+                multiplied with, their kind, how many times its rows, and how many rows.
             add: Whether something is there already.
         """
         ((left, right, kind, times, n),) = pieces
-        width = out.shape[1] if out.ndim == 2 else 0
-        self._words += (out.shape[0], width, add, kind, times, out.data_ptr(), left, right)
+        self._words += (place.height, place.width, add, kind, times, place.at, left, right)
         self._count += 1
-        self._work += n * out.numel()
+        self._work += n * place.size
 
     def words(self) -> tuple[bytes, int, int]:
         """As C has them; how many; and multiplications."""

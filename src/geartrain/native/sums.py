@@ -85,13 +85,37 @@ def may_be_summed(out: Tensor, n: int, dtype: torch.dtype) -> bool:
     return fits and n * out.numel() <= most_work() and may_sum(dtype)
 
 
+@final
+class GradientPlace:
+    """Where a gradient lies that C adds to.
+
+    Args:
+        out: It, of one or two dimensions where rows are added.
+
+    Attributes:
+        at: Its address.
+        height, width: Its dimensions; of one that has no second one, 0.
+        size: Its entries.
+        plain: Whether it is such as C reads, of whatever dtype.
+    """
+
+    __slots__ = ("at", "dtype", "height", "out", "plain", "size", "width")
+
+    def __init__(self, out: Tensor) -> None:
+        self.out, self.dtype = out, out.dtype
+        self.at, self.size = out.data_ptr(), out.numel()
+        self.height = out.shape[0] if out.ndim else 1
+        self.width = out.shape[1] if out.ndim == 2 else 0
+        self.plain = self.size > 0 and out.is_contiguous() and out.is_cpu
+
+
 class AbstractGradientCall(Protocol):
     """What adds to gradients from rows where they lie, when it is run."""
 
-    def may_add(self, out: Tensor, n: int) -> bool:
+    def may_add(self, place: GradientPlace, n: int) -> bool:
         """Whether it is for this gradient and n rows."""
 
-    def add(self, out: Tensor, pieces: Sequence[tuple[int, ...]], *, add: bool) -> None:
+    def add(self, place: GradientPlace, pieces: Sequence[tuple[int, ...]], *, add: bool) -> None:
         """Rows, as it has them, for one weight; ``may_add`` has let it pass."""
 
 
@@ -150,15 +174,13 @@ class GradientCall:
         self._words: list[int] = []
         self._count = self._work = 0
 
-    def may_add(self, out: Tensor, n: int) -> bool:
+    def may_add(self, place: GradientPlace, n: int) -> bool:
         """Whether it is for this gradient and n rows."""
-        size = out.numel()
-        fits = size > 0 and n * size <= self._most and out.dtype is self._dtype
-        return fits and out.is_contiguous() and out.is_cpu
+        return place.plain and n * place.size <= self._most and place.dtype is self._dtype
 
     def add(
         self,
-        out: Tensor,
+        place: GradientPlace,
         pieces: Sequence[tuple[int, ...]],
         *,
         add: bool,
@@ -167,19 +189,18 @@ class GradientCall:
         """Products of rows, or their sums, for one weight; ``may_add`` has let it pass.
 
         Args:
-            out: The gradient, contiguous; it is written by ``run``.
-            pieces: Where rows of ``out.shape[0]`` lie and, for one of two dimensions, those of
-                ``out.shape[1]`` that they are multiplied with; and how many.
+            place: Of the gradient; it is written by ``run``.
+            pieces: Where rows of its height lie and, where it has a width, those of that width
+                that they are multiplied with; and how many.
             add: Whether something is there already.
             whole: Each row is as the gradient, of whatever dimensions.
         """
-        width = out.shape[1] if out.ndim == 2 and not whole else 0
-        height = out.numel() if whole else out.shape[0]
-        self._words += (out.data_ptr(), height, width, add, len(pieces))
+        height, width = (place.size, 0) if whole else (place.height, place.width)
+        self._words += (place.at, height, width, add, len(pieces))
         for piece in pieces:
             self._words += piece
+            self._work += place.size * piece[2]
         self._count += 1
-        self._work += out.numel() * sum([n for _, _, n in pieces])
 
     def run(self) -> None:
         """Write them.

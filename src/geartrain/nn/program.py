@@ -238,7 +238,7 @@ class Program(AbstractKernel):
                 parameter, its = self._learner(term, operands, into)
                 right = term.first + 1 if term.how == "product" else None
                 rest = term.first, right, term.how == "value"
-                found.append(RowsLearnt(parameter, its, term.columns, *rest))
+                found.append(RowsLearnt(its, its.slot(parameter), term.columns, *rest))
         if self._computed is None:  # else another sum may have them in the next firing
             self._learnt[outputs] = into, mine, found
         return found, own.resting

@@ -234,27 +234,15 @@ class GradientSum:
         if slot.waiting >= _MOST_WAITING:
             slot.add_up_waiting()
 
-    def slot_for(
-        self,
-        call: sums.AbstractGradientCall,
-        parameter: torch.nn.Parameter,
-        n: int,
-        columns: Runs | None = None,
-    ) -> Slot | None:
-        """Where products and sums of n rows may be added by a call that makes them from where they
-        lie; None: they are not for it.
+    @property
+    def adds_lying(self) -> bool:
+        """Whether products and sums may be added by a call that makes them from where rows lie,
+        which is to run before anything else is added."""
+        return self._updates is None and not operations.listening
 
-        Args:
-            call: It, which is to run before anything else is added.
-            parameter, columns: As for ``add_product``.
-            n: Rows.
-        """
-        if self._updates is not None or operations.listening:
-            return None
-        slot = self._slots[parameter]
-        if columns is not None:
-            slot = slot.part(columns)
-        return slot if call.may_add(slot.matrix(), n) else None
+    def slot(self, parameter: torch.nn.Parameter) -> Slot:
+        """What such a call adds to, of a parameter; the same one always."""
+        return self._slots[parameter]
 
     def add_all_in(
         self,
@@ -263,15 +251,15 @@ class GradientSum:
     ) -> bool:
         """Have a call add a piece to each of several parameters, of which the last number is that
         of its rows, if that is for all of them; False, and nothing has happened."""
-        if self._updates is not None or operations.listening:
+        if not self.adds_lying:
             return False
         slots = [self._slots[parameter] for parameter, _ in some]
-        outs = [slot.matrix() for slot in slots]
-        for x, (_, piece) in zip(outs, some, strict=True):
-            if not call.may_add(x, piece[-1]):
+        places = [slot.place() for slot in slots]
+        for place, (_, piece) in zip(places, some, strict=True):
+            if not call.may_add(place, piece[-1]):
                 return False
-        for slot, x, (_, piece) in zip(slots, outs, some, strict=True):
-            call.add(x, [piece], add=not slot.fresh)
+        for slot, place, (_, piece) in zip(slots, places, some, strict=True):
+            call.add(place, [piece], add=not slot.fresh)
             slot.fresh = False
         return True
 

@@ -23,7 +23,17 @@ Runs: TypeAlias = tuple[tuple[int, int], ...]
 class Slot:
     """The sum for one parameter: a buffer, and what waits to be added to it."""
 
-    __slots__ = ("buffer", "fresh", "parameter", "parts", "products", "rows", "sums", "waiting")
+    __slots__ = (
+        "_place",
+        "buffer",
+        "fresh",
+        "parameter",
+        "parts",
+        "products",
+        "rows",
+        "sums",
+        "waiting",
+    )
 
     def __init__(self, parameter: Tensor) -> None:
         self.parameter = parameter
@@ -34,11 +44,12 @@ class Slot:
         self.products: Pairs = []
         self.sums: list[Tensor] = []
         self.waiting = 0
+        self._place: tuple[Tensor, sums.GradientPlace] | None = None
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         """Without a buffer that means nothing, which may be as large as a table: a copy makes its
         own."""
-        state = {name: getattr(self, name) for name in self.__slots__}
+        state = {name: getattr(self, name) for name in self.__slots__} | {"_place": None}
         return None, state | ({"buffer": None} if self.fresh else {})
 
     def forget(self) -> None:
@@ -87,11 +98,19 @@ class Slot:
             whole = self.buffer = whole.contiguous()
         return matrix(whole)
 
+    def place(self) -> sums.GradientPlace:
+        """Where ``matrix`` lies."""
+        known = self._place
+        if known is None or known[0] is not self.buffer:
+            found = sums.GradientPlace(self.matrix())
+            known = self._place = self.written(), found
+        return known[1]
+
     def add_in(
         self, call: sums.GradientCall, pieces: Sequence[tuple[int, int, int]], *, whole: bool
     ) -> None:
         """Products or sums of rows are added when a call runs; arguments as for its ``add``."""
-        call.add(self.matrix(), pieces, add=not self.fresh, whole=whole)
+        call.add(self.place(), pieces, add=not self.fresh, whole=whole)
         self.fresh = False
 
     def multiply(self, left: Tensor, right: Tensor) -> None:

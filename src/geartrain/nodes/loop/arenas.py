@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from math import prod
 from typing import Final, final
@@ -84,15 +85,15 @@ class PassingMemory:
         self._most = max(self._most, self._asked)
         self._used = self._asked = 0
 
-    def lend(self, nbytes: int) -> Tensor:
-        """So many bytes."""
+    def lend(self, nbytes: int) -> tuple[Tensor, int]:
+        """So many bytes: of which memory, and the first of them there."""
         nbytes += -nbytes % _LINE
         self._asked += nbytes
         first, end = self._used, self._used + nbytes
         if end > self._memory.nbytes:
-            return pool.shared.empty((nbytes,), torch.uint8)
+            return pool.shared.empty((nbytes,), torch.uint8), 0
         self._used = end
-        return self._memory[first:end]
+        return self._memory, first
 
 
 @final
@@ -105,12 +106,21 @@ class RowMemory:
         within: Lends it; None: it has memory of its own.
     """
 
-    __slots__ = ("_blocks", "_memory", "_typed", "begins", "pointers", "rows")
+    __slots__ = (
+        "_blocks",
+        "_first",
+        "_memory",
+        "_nbytes",
+        "_typed",
+        "begins",
+        "pointers",
+        "rows",
+    )
 
     def __init__(
         self, blocks: Sequence[Block], rows: int, within: PassingMemory | None = None
     ) -> None:
-        self._blocks, self.rows = blocks, rows
+        self._blocks, self.rows, self._first = blocks, rows, 0
         self.begins, total = [], 0
         for block in blocks:
             self.begins.append(total)
@@ -119,9 +129,10 @@ class RowMemory:
         if within is None:
             self._memory = pool.shared.empty((total,), torch.uint8)
         else:
-            self._memory = within.lend(total)
+            self._memory, self._first = within.lend(total)
         self._typed = {torch.uint8: self._memory}
-        at = self._memory.data_ptr()
+        self._nbytes = total
+        at = self._memory.data_ptr() + self._first
         self.pointers = [at + begin for begin in self.begins]
         """Of each tensor."""
 
@@ -131,9 +142,12 @@ class RowMemory:
         typed = self._typed.get(block.dtype)
         if typed is None:
             typed = self._typed[block.dtype] = self._memory.view(block.dtype)
-        begin = self.begins[k] // block.dtype.itemsize + first * block.entries
-        begin += int(typed.storage_offset())
+        begin = (self._first + self.begins[k]) // block.dtype.itemsize + first * block.entries
         return typed.as_strided((n, *block.tail), block.strides, begin)
+
+    def clear(self) -> None:
+        """Let all of it be zeros."""
+        ctypes.memset(self._memory.data_ptr() + self._first, 0, self._nbytes)
 
     def grown(self, rows: int, used: int) -> RowMemory:
         """A larger one, with the rows that have been used."""

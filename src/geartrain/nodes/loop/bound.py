@@ -56,6 +56,7 @@ class CalledModules:
         dtype: Of all of them, once there is one.
         width: Of the payload of what was looked at last.
         ahead: Whether all calls are known before.
+        draws: Whether rows of some of them have seeds.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class CalledModules:
         self.given_up: set[int] = set()
         self.dtype: torch.dtype | None = None
         self.width = 1
-        self.ahead = False
+        self.ahead = self.draws = False
 
     def __getitem__(self, number: int) -> AnyModule:
         module = self.found[number]
@@ -189,6 +190,7 @@ class CalledModules:
                 module = SeveralModule(number, inner, kernel, layout)
         else:
             assert kernel is None or isinstance(kernel, AbstractKernel)
+            self.draws = self.draws or layout.form.draws
             if isinstance(left, TurnModule) and left.layout is layout:
                 module = left
                 module.renew(inner, kernel)

@@ -134,10 +134,10 @@ class FiringTensors(AbstractTensors):
         """
         found = self._values.get(number)
         if found is None:
-            self._look(number, columns)
+            alike = self._look(number, columns)
             self._made.add(number)
-            found = self._again(number, columns)
-            if found is None:
+            found = self._left.pop(number, [])
+            if not (found and alike and self._fit(number, found, columns[0])):
                 n = max(self.numbers.size(number), self._expected.get(number, 0))
                 self._move(number)
                 found = [self._empty(x, n) for x in columns]
@@ -157,26 +157,23 @@ class FiringTensors(AbstractTensors):
                 found[j][:had] = x
         return found
 
-    def _look(self, number: int, columns: Sequence[Tensor]) -> None:
-        """A value has its first rows."""
+    def _look(self, number: int, columns: Sequence[Tensor]) -> bool:
+        """A value has its first rows; whether they are of kinds as before."""
         kinds: list[Kind] = [(x.dtype, x.shape[1:]) for x in columns]
         if (parts := self._parts.get(number)) is not None and kinds[0][1][:1] != (parts,):
             raise OtherPartsError(number)
-        if self._kinds.get(number) != kinds:
+        alike = self._kinds.get(number) == kinds
+        if not alike:
             self._kinds[number], self.alike = kinds, False
+        return alike
 
-    def _again(self, number: int, columns: Sequence[Tensor]) -> list[Tensor] | None:
-        """The buffers that a value had before; None: they are others, or somebody has them."""
-        left = self._left.pop(number, None)
-        if not left or [(x.dtype, x.shape[1:]) for x in left] != self._kinds[number]:
-            return None
+    def _fit(self, number: int, left: list[Tensor], like: Tensor) -> bool:
+        """Whether the buffers that a value had before, of rows of the same kind, are used again."""
         n, rows = self.numbers.size(number), left[0].shape[0]
         hoped = max(n, self._expected.get(number, 0))
         if not max(n, int(hoped * ENOUGH)) <= rows <= MUCH_MORE * hoped:
-            return None
-        if not all(map(is_alone, left)):
-            return None
-        return left if left[0].device == columns[0].device else None
+            return False
+        return all(map(is_alone, left)) and left[0].device == like.device
 
     def _move(self, number: int) -> None:
         """The buffers of a value are made, or move."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from functools import cached_property
 from math import prod
-from typing import Final, Literal, NamedTuple, TypeAlias, final
+from typing import Final, NamedTuple, TypeAlias, final
 
 import numpy as np
 import torch
@@ -57,20 +57,14 @@ class Lying(NamedTuple):
     """Where something that a weight learns of has its rows.
 
     Args:
-        how: Made on the way back, of the module's own before that, of the value that it makes, or
-            of the gradient of that; or added up on the way back.
-        number: Which.
+        place: Which of the addresses it has that ``place_back`` gives.
         row: Bytes.
+        of_value: Whether rows are where those of the value are, and not those of the module.
     """
 
-    how: Literal["made", "own", "output", "tangent", "sum"]
-    number: int
+    place: int
     row: int
-
-    @property
-    def of_value(self) -> bool:
-        """Whether rows are where those of the value are, and not those of the module."""
-        return self.how in ("output", "tangent")
+    of_value: bool = False
 
 
 class LyingPair(NamedTuple):
@@ -87,7 +81,7 @@ class LyingPair(NamedTuple):
     many: int
 
 
-_APART: Final = LyingPair(Lying("own", 0, 0), None, 0)
+_APART: Final = LyingPair(Lying(0, 0), None, 0)
 
 
 @final
@@ -108,6 +102,7 @@ class CallLayout:
         fleeting_blocks: Of one call: inputs that no way back reads.
         back_blocks: Of that of the way back: what weights get.
         passing_blocks: Of one call on the way back: what inputs get, which is added up at once.
+        sum_blocks: What the way back adds rows up in, a sum for each update.
     """
 
     def __init__(
@@ -129,6 +124,7 @@ class CallLayout:
         self._copied = dict(form.copies)
         self._operands: list[int] | None = None
         self._pairs: dict[tuple[int, int | None], LyingPair] = {}
+        self._paired: tuple[Sequence[RowsLearnt], list[LyingPair]] = (), []
         self.possible = self._fits() and self._is_told(tensors, held)
         if self.possible:
             self._lay_out(tensors, held)
@@ -247,14 +243,15 @@ class CallLayout:
         form, routine = self.form, self.form.backward
         self.back_blocks: list[Block] = []
         self.passing_blocks: list[Block] = []
+        self.sum_blocks: list[Block] = []
         learnt = {~k for k in routine.results[len(form.gradients) :] if k < 0}
         self._passes = [rows and m not in learnt for m, (_, _, rows, _) in enumerate(routine.made)]
-        self._back_made: list[int] = []  # by what is made its block, or -1
+        self._back_made: list[int] = []  # by what is made its block
         for (_, tail, rows, dtype), passes in zip(routine.made, self._passes, strict=True):
             blocks = self.passing_blocks if passes else self.back_blocks
-            self._back_made.append(len(blocks) if rows else -1)
-            if rows:
-                blocks.append(Block(dtype, tail))
+            blocks = blocks if rows else self.sum_blocks
+            self._back_made.append(len(blocks))
+            blocks.append(Block(dtype if rows else form.dtype, tail))
         every = (*self.blocks, *self.back_blocks, *self.passing_blocks)
         self.row = sum([block.row for block in every])
         """Bytes of a row of all memories."""
@@ -278,8 +275,6 @@ class CallLayout:
         self._back_slots += [(slot, places[~m]) for m, (slot, *_) in enumerate(routine.made)]
         answers = {i: self._place_of(k) for i, k in results.items()}
         self._back_answers = [answers.get(i, -1) for i in self._answered]
-        self._adds_up = not all(rows for _, _, rows, _ in routine.made)
-        self._no_sums: list[Tensor | None] = [None] * len(routine.made)
         self._where: tuple[list[int], list[int]] | None = None
 
     def _place_of(self, k: int) -> int:
@@ -293,14 +288,18 @@ class CallLayout:
                 return own + out + self.form.tangents[k - len(residuals)]
             how, number = home = residuals[k]
             return own + number if how == "output" else self.block[home]
-        before, block = own + 2 * out, self._back_made[~k]
-        if block < 0:
-            return before + len(self.back_blocks) + len(self.passing_blocks) + ~k
-        return before + block + (len(self.back_blocks) if self._passes[~k] else 0)
+        place = own + 2 * out + self._back_made[~k]
+        if self.is_sum(~k):
+            return place + len(self.back_blocks) + len(self.passing_blocks)
+        return place + (len(self.back_blocks) if self._passes[~k] else 0)
+
+    def is_sum(self, m: int) -> bool:
+        """Whether rows are added up in something that the backward makes."""
+        return not self.form.backward.made[m][2]
 
     def _kind_of_made(self, m: int) -> RowsOf:
         """Whose rows something is that the backward makes."""
-        if not self.form.backward.made[m][2]:
+        if self.is_sum(m):
             return RowsOf.OF_UPDATE
         return RowsOf.OF_CALL if self._passes[m] else RowsOf.OF_MODULE
 
@@ -395,21 +394,24 @@ class CallLayout:
         arena: RowMemory,
         back: RowMemory,
         passing: RowMemory,
+        sums: RowMemory,
         first: int,
-        sums: Sequence[Tensor | None],
         held: FiringTensors,
         gradients: Sequence[Tensor | None],
-    ) -> None:
+    ) -> list[int]:
         """The same for the way back.
 
         Args:
             arena: Of the rows of this turn.
             back: Of the rows from ``first`` on that go back now.
             passing: Of those of any one call.
+            sums: Of what rows are added up in.
             first: Their first.
-            sums: By what is made, where rows are added up in it.
             held: The tensors of the turn.
             gradients: Of the value that it makes.
+
+        Returns:
+            Where all of it lies.
         """
         outputs = held.likes(self.into) or ()
         own = zip(back.pointers, self.back_blocks, strict=True)
@@ -419,7 +421,7 @@ class CallLayout:
             *[0 if g is None else g.data_ptr() for g in gradients],
             *[at - first * block.row for at, block in own],
             *passing.pointers,
-            *[0 if x is None else x.data_ptr() for x in sums],
+            *sums.pointers,
             0,
         ]
         operands = self.form.addresses(False)
@@ -434,25 +436,24 @@ class CallLayout:
         if self.looks_at:  # which members hold the most; buffers may have moved
             self.at = None
             self.reads[:, calls.READ_FROM] = [x.data_ptr() for x in self._now(held)]
+        return where
 
-    def sums(self, updates: int) -> Sequence[Tensor | None]:
-        """Zeros for what the backward adds rows up in, one for each update, by what it makes."""
-        if not self._adds_up:
-            return self._no_sums
-        return [
-            None if rows else torch.zeros((updates, *tail), dtype=self.form.dtype)
-            for _, tail, rows, _ in self.form.backward.made
-        ]
+    def pairs(self, learnt: Sequence[RowsLearnt]) -> list[LyingPair]:
+        """Where the rows lie that the gradients of weights are made of."""
+        known, found = self._paired
+        if known is not learnt:
+            found = [self._pair(one) for one in learnt]
+            self._paired = learnt, found
+        return found
 
-    def pair(self, learnt: RowsLearnt) -> LyingPair:
-        """Where the rows lie that a weight's gradient is made of."""
+    def _pair(self, learnt: RowsLearnt) -> LyingPair:
         key = learnt.left, learnt.right
         found = self._pairs.get(key)
         if found is None:
-            found = self._pairs[key] = self._paired(learnt)
+            found = self._pairs[key] = self._looked_for(learnt)
         return found
 
-    def _paired(self, learnt: RowsLearnt) -> LyingPair:
+    def _looked_for(self, learnt: RowsLearnt) -> LyingPair:
         if learnt.whole:
             return self._added_up(learnt)
         size, (height, width) = self.form.dtype.itemsize, learnt.widths
@@ -470,34 +471,35 @@ class CallLayout:
         if k >= 0:
             return _APART
         _, tail, rows, dtype = routine.made[~k]
-        if rows or dtype is not self.form.dtype or tuple(tail) != tuple(learnt.parameter.shape):
+        alike = tuple(tail) == tuple(learnt.slot.parameter.shape)
+        if rows or dtype is not self.form.dtype or not alike:
             return _APART
-        return LyingPair(Lying("sum", ~k, 0), None, -1)
+        return LyingPair(Lying(self._place_of(k), 0), None, -1)
 
     def _lying(self, result: int) -> Lying | None:
         """Where a result of the backward lies; None: it is not of rows, or not of the dtype."""
         k = self.form.backward.results[result]
         if k < 0:
-            block = self._back_made[~k]
-            if block < 0 or self._passes[~k]:
+            if self.is_sum(~k) or self._passes[~k]:
                 return None
-            return Lying("made", block, self.back_blocks[block].row)
-        k -= self.form.operands
-        if k < 0:
+            return Lying(self._place_of(k), self.back_blocks[self._back_made[~k]].row)
+        if k < self.form.operands:
             return None
+        place = self._place_of(k)
+        k -= self.form.operands
         residuals = self.form.residuals
         if k >= len(residuals):
             j = self.form.tangents[k - len(residuals)]
-            return Lying("tangent", j, self._output_row(j))
+            return Lying(place, self._output_row(j), of_value=True)
         how, number = home = residuals[k]
         if how == "output":
             same = self.form.outputs[number].dtype is self.form.dtype
-            return Lying("output", number, self._output_row(number)) if same else None
+            return Lying(place, self._output_row(number), of_value=True) if same else None
         mine = self.blocks[self.block[home]]
-        return Lying("own", self.block[home], mine.row) if mine.dtype is self.form.dtype else None
+        return Lying(place, mine.row) if mine.dtype is self.form.dtype else None
 
     def made_block(self, m: int) -> int:
-        """Of something that the backward makes, its block; -1: it has no rows."""
+        """Of something that the backward makes, its block, of rows or of sums."""
         return self._back_made[m]
 
 

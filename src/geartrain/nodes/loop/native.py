@@ -47,8 +47,6 @@ from geartrain.nodes.loop.words import NOT_THERE, CallWords
 BYTES_BACK: Final = 8 << 20
 """Of what rows have kept, and find for weights, that goes back in one call of C: it is multiplied
 then, while a cache has it."""
-MANY: Final = 6
-"""So many modules that may be taken together are called as one: tables of each would cost more."""
 
 _MUCH: Final = 1 << 16
 """Bytes that calls want in between from which on they have them in common."""
@@ -138,10 +136,11 @@ class NativeCalls:
         while end < len(found) and self._is_ready(end):
             end += 1
         if end > number:
-            end = self._make(number, end)
+            records = self._records[number:end].tolist()
+            end = self._make(number, records)
             self.count += end - number
             kept, held = self._turn.kept, self._held
-            for k, n, begin, into, _ in self._records[number:end].tolist():
+            for k, n, begin, into, _ in records[: end - number]:
                 kept.append(NativeKept(self._modules[k], held, begin, into, n))
         return end
 
@@ -245,8 +244,6 @@ class NativeCalls:
             How many calls have been made; 0: C cannot make this one.
         """
         together = called.together
-        if together is not None and len(together.sizes) >= MANY:
-            return 0
         if together is not None and number == together.number:
             several = self._turn.plan.calls[number : together.end]
             made = self._find(number, several, together.rows)
@@ -266,18 +263,18 @@ class NativeCalls:
         for module, _ in modules:
             self._held.reserve_rows(module.layout.into)
         at = self._words.pooled(rows.numbers) if any(some is None for _, some in modules) else 0
-        offset, kept = 0, self._turn.kept
+        offset, kept, records = 0, self._turn.kept, list[tuple[int, ...]]()
         for called, (module, some) in zip(found, modules, strict=True):
             n, begin = called.rows.numbers.size, module.size
             words = [at + 8 * offset, 0] if some is None else self._words.told(some, offset)
             index = self._words.written(words)
-            self._records[number] = module.number, n, begin, called.first, index
+            records.append((module.number, n, begin, called.first, index))
             self._add(module, called)
             kept.append(NativeKept(module, self._held, begin, called.first, n))
-            offset, number = offset + n, number + 1
-        begin = end - len(found)
-        made = self._make(begin, end) - begin
-        del kept[begin + made :]
+            offset += n
+        self._records[number:end] = records
+        made = self._make(number, records) - number
+        del kept[number + made :]
         self.count += made
         return made
 
@@ -289,23 +286,27 @@ class NativeCalls:
         module.add(rows, self._modules.columns(called.stage, rows) if layout.columns else ())
         module.place(self._held)
 
-    def _make(self, first: int, end: int) -> int:
+    def _make(self, first: int, records: Sequence[Sequence[int]]) -> int:
         """Make calls.
+
+        Args:
+            first: The first of them.
+            records: Theirs, as they are written.
 
         Returns:
             The first that is not made: its program does not know what it is asked for.
         """
         dtype = self._modules.dtype
         assert dtype is not None
-        records = self._records[first:end].tolist()
-        self._seed(records)
+        if self._modules.draws:
+            self._seed(records)
         at = self._at_records + 8 * calls.CALL_WORDS * first
         room, much = self._extent(records, forward=True)
         where = 0 if room is None else room.data_ptr()
         tables = self._tables.at_modules
-        bad = calls.forward(dtype, end - first, at, tables, where, much=much)
+        bad = calls.forward(dtype, len(records), at, tables, where, much=much)
         if not bad:
-            return end
+            return first + len(records)
         module = self._modules[records[bad // 4][0]]
         if bad % 4 != 1 or not isinstance(module, SeveralModule):
             self._blame(bad, first, "forward")

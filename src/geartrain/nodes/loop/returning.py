@@ -14,9 +14,9 @@ from geartrain.frames.message import IntArray, distinct, join_arrays
 from geartrain.native.rows import pointer, take
 from geartrain.native.sums import GradientCall
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.loop.arenas import PassingMemory, RowMemory
+from geartrain.nodes.loop.arenas import NO_MEMORY, PassingMemory, RowMemory
 from geartrain.nodes.loop.buffers import FiringTensors
-from geartrain.nodes.loop.layout import Lying, LyingPair
+from geartrain.nodes.loop.layout import LyingPair
 from geartrain.nodes.loop.module import TurnModule
 from geartrain.nodes.loop.turn import Got
 from geartrain.nodes.loop.updates import Updates
@@ -55,6 +55,7 @@ class Returning:
         "_sums",
         "_updates",
         "_wanted",
+        "_where",
         "module",
         "words",
     )
@@ -88,10 +89,13 @@ class Returning:
         waits = weights is not None and (self._updates is not None or self._are_few)
         self._arena = RowMemory(layout.back_blocks, n, None if waits else passing)
         self._passing = RowMemory(layout.passing_blocks, most, passing)
-        self._sums = layout.sums(several)
-        lent = self._arena, self._passing
-        layout.place_back(module.arena, *lent, first, self._sums, held, gradients)
-        self._wanted = np.zeros(n, np.uint8)
+        self._sums = NO_MEMORY
+        if layout.sum_blocks:
+            self._sums = RowMemory(layout.sum_blocks, several, passing)
+            self._sums.clear()
+        lent = self._arena, self._passing, self._sums
+        self._where = layout.place_back(module.arena, *lent, first, held, gradients)
+        self._wanted = np.empty(n, np.uint8)  # C writes to all of it
         self._known: list[tuple[int, int, int]] | None = None
         self._count: int | None = None
         self._multiplied = False
@@ -127,17 +131,14 @@ class Returning:
             return
         layout = self.module.layout
         learnt, rest = layout.form.rows_learnt(came, weights.gradient)
-        found: list[tuple[Slot, LyingPair]] = []
-        for one in learnt:
-            pair = layout.pair(one)
-            rows = 1 if one.whole else n * pair.many
-            slot = None
-            if pair.many:
-                slot = one.into.slot_for(call, one.parameter, rows, one.columns)
-            if slot is None:
+        pairs, slots = layout.pairs(learnt), list[Slot]()
+        for one, (_, _, many) in zip(learnt, pairs, strict=True):
+            slot = one.slot if one.columns is None else one.slot.part(one.columns)
+            rows = 1 if one.whole else n * many
+            if not many or not one.into.adds_lying or not call.may_add(slot.place(), rows):
                 return
-            found.append((slot, pair))
-        for slot, pair in found:
+            slots.append(slot)
+        for slot, pair in zip(slots, pairs, strict=True):
             slot.add_in(call, self._pieces(pair), whole=pair.many < 0)
         self._multiplied, self._rest = bool(learnt), rest
 
@@ -145,9 +146,9 @@ class Returning:
         """Where the rows of all calls lie, and how many; a piece for those that follow upon one
         another."""
         left, right, many = pair
+        at, other = self._where[left.place], 0 if right is None else self._where[right.place]
         if many < 0:
-            return [(self._begin(left), 0, 1)]
-        at, other = self._begin(left), 0 if right is None else self._begin(right)
+            return [(at, 0, 1)]
         found = []
         for first, into, n in self._runs():
             mine = at + left.row * (into if left.of_value else first)
@@ -168,23 +169,6 @@ class Returning:
                     found.append((begin, place, n))
             self._known = found
         return self._known
-
-    def _begin(self, lying: Lying) -> int:
-        """Where the first row lies, of the module or of the value that it makes."""
-        how, number, row = lying
-        if how == "sum":
-            total = self._sums[number]
-            assert total is not None
-            return total.data_ptr()
-        if how == "made":
-            return self._arena.pointers[number] - self._first * row
-        if how == "own":
-            return self.module.arena.pointers[number]
-        if how == "output":
-            return (self._held.likes(self.module.layout.into) or ())[number].data_ptr()
-        gradient = self._gradients[number]
-        assert gradient is not None
-        return gradient.data_ptr()
 
     def learn(self, came: int, got: Got) -> None:
         """Tell weights what has been found for them, and has not been multiplied yet.
@@ -224,10 +208,10 @@ class Returning:
 
     def _of_update(self, found: Sequence[Tensor | None], update: int) -> list[Tensor | None]:
         """Of what rows were added up in, the sum of one update."""
-        results = self.module.layout.form.backward.results
+        layout = self.module.layout
         return [
-            x if x is None or k >= 0 or self._sums[~k] is None else x[update]
-            for k, x in zip(results, found, strict=True)
+            x[update] if x is not None and k < 0 and layout.is_sum(~k) else x
+            for k, x in zip(layout.form.backward.results, found, strict=True)
         ]
 
     def _result(self, k: int) -> Tensor | None:
@@ -235,8 +219,10 @@ class Returning:
         layout, held = self.module.layout, self._held
         form = layout.form
         if k < 0:
-            total = self._sums[~k]
-            return self._arena.view(layout.made_block(~k), 0, self._n) if total is None else total
+            block = layout.made_block(~k)
+            if layout.is_sum(~k):
+                return self._sums.view(block, 0, self._sums.rows)
+            return self._arena.view(block, 0, self._n)
         k -= form.operands
         if k < 0:
             return None
@@ -253,12 +239,10 @@ class Returning:
 
     def _some(self, found: Sequence[Tensor | None], which: IntArray) -> list[Tensor | None]:
         """Results of the backward, of some of their rows."""
-        form = self.module.layout.form
+        layout = self.module.layout
         return [
-            x
-            if x is None or (k < 0 and self._sums[~k] is not None)
-            else take([x.contiguous()], which)[0]
-            for k, x in zip(form.backward.results, found, strict=True)
+            x if x is None or (k < 0 and layout.is_sum(~k)) else take([x.contiguous()], which)[0]
+            for k, x in zip(layout.form.backward.results, found, strict=True)
         ]
 
 

@@ -55,7 +55,7 @@ class Tables:
         self.at_modules, self.at_values = pointer(self.modules), pointer(self.values)
         self._layouts: dict[int, list[AbstractLayout]] = {}
         self._written: dict[int, AbstractLayout] = {}
-        self._columns: dict[int, Table] = {}
+        self._columns: dict[int, tuple[Table, int]] = {}  # and where it lies
         self._samples: dict[int, tuple[list[Like], tuple[Tensor, ...]]] = {}
         self._copies: dict[int, tuple[Hashable, CallForm]] = {}
 
@@ -125,10 +125,12 @@ class Tables:
             read: Columns of it that are still read; None: all.
         """
         found = held.zeros(number, read)
-        columns = self._columns.get(number)
+        columns, at = self._columns.get(number, (None, 0))
         if columns is None or columns.size != len(found):
-            columns = self._columns[number] = np.zeros(len(found), np.int64)
+            columns = np.zeros(len(found), np.int64)
+            at = pointer(columns)
+            self._columns[number] = columns, at
         columns[:] = [0 if g is None else g.data_ptr() for g in found]
         reached = pointer(held.reach_places(number))
-        self.values[number] = reached, held.came(number), pointer(columns)
+        self.values[number] = reached, held.came(number), at
         return found
