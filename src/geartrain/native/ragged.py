@@ -5,6 +5,9 @@ rows of a module ─► steps of ``fused`` ─► rows
 spread, │ summed over, by number
       ▼ │
 members of bundles, edges ─► steps ─► ...
+      │ ▲
+      ▼ │
+pairs of members, in between alone
 """
 
 from __future__ import annotations
@@ -27,6 +30,11 @@ from geartrain.native.sums import may_be_summed
 _ENTRIES: Final = 4096
 _MOST_MEMBERS: Final = 256
 """As ragged.inc has it."""
+_MEMBERS: Final = 1
+_PAIRS: Final = 4
+"""Kinds of rows, as ragged.inc has them."""
+_OFTEN: Final = 8
+"""Members of a bundle, where nobody has counted them."""
 _NO_BUNDLES: Final = 2
 """What C says of bundles that do not end where they should."""
 
@@ -53,6 +61,16 @@ class Way(IntEnum):
     PLACE = auto()
     ADD_NAMED = auto()
     TAKE_NAMED = auto()
+    PAIR_SECOND = auto()
+    PAIR_ADD_UP = auto()
+    PAIR_TURN = auto()
+    PAIR_DOT = auto()
+    PAIR_SUM = auto()
+    PAIR_SUM_BACK = auto()
+
+
+ENDS_OF_PAIRS: Final = -2
+"""In place of the slot of where bundles begin and end: where the pairs of members do."""
 
 
 @final
@@ -66,7 +84,7 @@ class RaggedStep:
         kind, times: It is done for so many times the rows of that kind.
         source, source_times: Whose rows the index names.
         index: Slot of row numbers, or -1.
-        ends: Slot of where bundles begin and end, or -1.
+        ends: Slot of where bundles begin and end, or -1; or ``ENDS_OF_PAIRS``.
         cells: Slot of where members lie in a memory, or of where rows are added to, or -1.
     """
 
@@ -156,7 +174,7 @@ class RaggedSteps:
         self._steps, self._count = b"".join(s.packed() for s in steps), len(steps)
         self._room, self._slots = pack(f"{len(room)}q", *room), len(room)
         self._kinds, self._dtype, self._ends = pack(f"{len(kinds)}q", *kinds), dtype, ends
-        self._widths = [0, 0, 0, 0]
+        self._widths = [0, 0, 0, 0, 0]
         for width, kind in zip(room, kinds, strict=True):
             self._widths[kind] += width
         self._bases = Struct(f"{len(room)}q").pack
@@ -164,6 +182,8 @@ class RaggedSteps:
         for each in steps:
             step, kind = each.step, each.kind
             entries = step.width * (step.many if step.op is Op.PRODUCT else 4) * each.times
+            if kind == _PAIRS or each.way >= Way.PAIR_SECOND:
+                kind, entries = _MEMBERS, entries * max(1, step.many) * _OFTEN
             self._work[kind] += entries
         plain = [s.step for s in steps if s.way is Way.PLAIN and s.step.op is not Op.PRODUCT]
         self._block = max(1, _ENTRIES // max((s.width for s in plain), default=1))
@@ -181,8 +201,11 @@ class RaggedSteps:
             bundles: How many.
             longest: Members of the longest of them.
         """
-        of_bundles, of_members, *_ = self._widths
-        return of_bundles * min(bundles, _MOST_MEMBERS) + of_members * max(longest, _MOST_MEMBERS)
+        of_bundles, of_members, *_, of_pairs = self._widths
+        members = max(longest, _MOST_MEMBERS)
+        return (
+            of_bundles * min(bundles, _MOST_MEMBERS) + (of_members + of_pairs * longest) * members
+        )
 
     def work(self, sizes: Sequence[int]) -> int:
         """Multiplications, or what takes as long, of so many rows of each kind."""

@@ -3,6 +3,7 @@
 steps forward ─► those that outputs or the way back need ─► slots ─► a routine
 steps back    ─► those that gradients need               ─► slots ─► a routine
 rooms that are written forward and read back             ─► residuals, side by side
+    those of pairs of members                            ─► made again by the way back
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from geartrain.nn.ragged.values import (
     HELD,
     MEMBERS,
     NO_ROWS,
+    PAIRS,
     Axes,
     Buffer,
     Constant,
@@ -195,10 +197,11 @@ class Cutter:
             sums.append(self._into_memory(i, low.full(value, late=True)))
         results = [t.buffer for t, _ in gradients.values()]
         results += [t.buffer for term in terms for t in term.tensors]
-        back = needed([*low.back.steps, *sums], results, sums)
-        without = needed(low.back.steps, results, [])
+        again = [d for d in low.forward.steps if d.out.buffer.kind == PAIRS]
+        back = needed([*again, *low.back.steps, *sums], results, sums)
+        without = needed([*again, *low.back.steps], results, [])
         asked = {b for d in back for b in d.read()} | set(results)
-        ours = [d.out.buffer for d in low.forward.steps]
+        ours = [d.out.buffer for d in low.forward.steps if d.out.buffer.kind != PAIRS]
         residuals = tuple(dict.fromkeys(b for b in ours if b in asked and b.role == "room"))
         made = [t for t in outputs if isinstance(t, Tensors)]
         forward = needed(low.forward.steps, [*residuals, *(t.buffer for t in made)], [])

@@ -6,7 +6,8 @@ joint graph, at two sizes ─► axes: rows of which kind ─► steps over rows
     a mask of what is padded             ─► true: nothing is padded
 
 A file for each idea: ``views`` (nothing is moved), ``apart`` (entry by entry), ``matrices``
-(products), ``over`` (along an axis), ``numbered`` (rows by number).
+(products), ``over`` (along an axis), ``numbered`` (rows by number), ``pairs`` (members of one bundle
+that meet).
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ from geartrain.nn.ragged.integers import COUNTS, counts_rows
 from geartrain.nn.ragged.matrices import MATRICES
 from geartrain.nn.ragged.numbered import NUMBERED_ROWS
 from geartrain.nn.ragged.over import OVER, sums_rows
-from geartrain.nn.ragged.values import MEMBERS, NO_ROWS, Constant, CountedRows
+from geartrain.nn.ragged.pairs import PAIRED_ROWS, fit_pairs
+from geartrain.nn.ragged.values import (
+    MEMBERS,
+    NO_ROWS,
+    Axes,
+    Constant,
+    CountedRows,
+    RaggedValue,
+)
 from geartrain.nn.ragged.views import VIEWS
 
 aten = torch.ops.aten
@@ -40,7 +49,14 @@ _FULL: Final = frozenset(
         aten.scalar_tensor.default,
     }
 )
-_WAYS: Final[Mapping[Any, Convert]] = {**VIEWS, **APART, **MATRICES, **OVER, **NUMBERED_ROWS}
+_WAYS: Final[Mapping[Any, Convert]] = {
+    **VIEWS,
+    **APART,
+    **MATRICES,
+    **OVER,
+    **NUMBERED_ROWS,
+    **PAIRED_ROWS,
+}
 
 
 @final
@@ -61,6 +77,9 @@ class Lowering(AbstractLowering):
             if not self.padding.knows(x):
                 raise
             self.values[x] = None  # of use where rows are taken by it, or put
+
+    def paired(self, value: RaggedValue, mine: Axes, like: Axes, *, late: bool) -> RaggedValue:
+        return fit_pairs(self, value, mine, like, late=late)
 
     def _convert_any(self, x: fx.Node) -> None:
         target: Any = x.target

@@ -21,6 +21,7 @@ from geartrain.nn.ragged.values import (
     MEMBERS,
     NO_ROWS,
     PADDED,
+    PAIRS,
     Axes,
     Buffer,
     Constant,
@@ -56,13 +57,13 @@ def _is_padded(
     if low.padding is None or not over or not low.padding.are_members(index):
         return False
     like, late = low.like(x), low.late(x)
-    if (like.kind, like.times) != (MEMBERS, 1):
+    if like.kind not in (MEMBERS, PAIRS) or like.times != 1:
         return False
     if isinstance(known, Constant):
         low.values[x] = known
         return True
     value = low.whole(source, late=late)
-    if (value.kind, value.times, value.tail) != (MEMBERS, 1, like.tail):
+    if (value.kind, value.times, value.tail) != (like.kind, 1, like.tail):
         return False
     low.values[x] = value
     return True

@@ -83,11 +83,14 @@ class Padding:
 
     @staticmethod
     def _of_members(y: Tensor, tried: TriedLengths) -> Tensor | None:
-        """What is of members, of what is padded."""
+        """What is of members, or of pairs of these, of what is padded."""
         mask = tried.mask
         if y.numel() == mask.numel():
             return y.reshape(mask.shape)[mask]
-        return None
+        if y.numel() == mask.numel() * mask.shape[1]:
+            return y.reshape(*mask.shape, -1)[mask[:, :, None] & mask[:, None]]
+        rows = mask[tried.segment]
+        return y[rows] if y.shape == rows.shape else None
 
     def _every(self, x: fx.Node) -> list[Tensor] | None:
         """What a node is, for bundles of several lengths."""

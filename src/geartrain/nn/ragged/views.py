@@ -14,6 +14,7 @@ from torch import fx
 from geartrain.native.fused import Op
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, same_numbers
+from geartrain.nn.ragged.pairs import turned
 from geartrain.nn.ragged.values import (
     MEMBERS,
     NO_ROWS,
@@ -187,7 +188,8 @@ def _cat(low: AbstractLowering, x: fx.Node) -> None:
     out, start = low.room(like, late=late), 0
     for y in args[0]:
         piece = low.whole(y, late=late)
-        if (piece.kind, piece.times) != (like.kind, like.times) or low.like(y).at != like.at:
+        same = (piece.kind, piece.times) == (like.kind, like.times)
+        if not same or low.like(y).at != like.at or low.like(y).second != like.second:
             raise Refused("rows of two kinds side by side")
         home = _part(out, at, start, piece.tail)
         low.plain(Op.COPY, home, piece, late=late)
@@ -255,8 +257,11 @@ def _turn(low: AbstractLowering, x: fx.Node) -> None:
         raise Refused("axes change places")
     if isinstance(known, HeldValue):
         low.values[x] = replace(known, tail=like.tail)
-    else:
-        low.values[x] = replace(low.value(source, late=low.late(x)), tail=like.tail)
+        return
+    value, order = low.value(source, late=low.late(x)), _order(x, len(shape))
+    if mine.second >= 0 and order.index(mine.pair[0]) > order.index(mine.pair[1]):
+        value = turned(low, value, late=low.late(x))
+    low.values[x] = replace(value, tail=like.tail)
 
 
 def _order(x: fx.Node, rank: int) -> list[int]:
