@@ -7,7 +7,7 @@ spread, │ summed over, by number
 members of bundles, edges ─► steps ─► ...
       │ ▲
       ▼ │
-pairs of members, in between alone
+pairs of members
 """
 
 from __future__ import annotations
@@ -30,11 +30,8 @@ from geartrain.native.sums import may_be_summed
 _ENTRIES: Final = 4096
 _MOST_MEMBERS: Final = 256
 """As ragged.inc has it."""
-_MEMBERS: Final = 1
 _PAIRS: Final = 4
-"""Kinds of rows, as ragged.inc has them."""
-_OFTEN: Final = 8
-"""Members of a bundle, where nobody has counted them."""
+"""The kind of rows that pairs of members are, as ragged.inc has it."""
 _NO_BUNDLES: Final = 2
 """What C says of bundles that do not end where they should."""
 
@@ -178,13 +175,11 @@ class RaggedSteps:
         for width, kind in zip(room, kinds, strict=True):
             self._widths[kind] += width
         self._bases = Struct(f"{len(room)}q").pack
-        self._work = [0, 0, 0, 0]
+        self._work = [0, 0, 0, 0, 0]
         for each in steps:
             step, kind = each.step, each.kind
             entries = step.width * (step.many if step.op is Op.PRODUCT else 4) * each.times
-            if kind == _PAIRS or each.way >= Way.PAIR_SECOND:
-                kind, entries = _MEMBERS, entries * max(1, step.many) * _OFTEN
-            self._work[kind] += entries
+            self._work[_PAIRS if each.way >= Way.PAIR_SECOND else kind] += entries
         plain = [s.step for s in steps if s.way is Way.PLAIN and s.step.op is not Op.PRODUCT]
         self._block = max(1, _ENTRIES // max((s.width for s in plain), default=1))
 
@@ -202,10 +197,8 @@ class RaggedSteps:
             longest: Members of the longest of them.
         """
         of_bundles, of_members, *_, of_pairs = self._widths
-        members = max(longest, _MOST_MEMBERS)
-        return (
-            of_bundles * min(bundles, _MOST_MEMBERS) + (of_members + of_pairs * longest) * members
-        )
+        members, of_each = max(longest, _MOST_MEMBERS), of_members + of_pairs * longest
+        return of_bundles * min(bundles, _MOST_MEMBERS) + of_each * members
 
     def work(self, sizes: Sequence[int]) -> int:
         """Multiplications, or what takes as long, of so many rows of each kind."""

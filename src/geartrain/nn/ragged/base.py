@@ -301,8 +301,8 @@ class AbstractLowering(ABC):
         inner: int = 0,
         number: float = 0.0,
     ) -> None:
-        """One that leads from rows to others: of bundles to or from what is inside, or of members to or
-        from their pairs."""
+        """One that leads from rows to others: of bundles, to or from what is inside, or of members,
+        to or from their pairs."""
         ends = self.ends if inside else self.pairs if pairs else None
         draft = DraftStep(way, 0, out, list(reads), width or reads[0].width, kind, times)
         draft.many, draft.inner, draft.number = many, inner, number

@@ -24,6 +24,7 @@ from geartrain.nn.ragged.drafts import needed, together
 from geartrain.nn.ragged.integers import above, are_of_each, counts
 from geartrain.nn.ragged.lower import Lowering
 from geartrain.nn.ragged.over import sums_rows
+from geartrain.nn.ragged.pairs import sum_of_firsts
 from geartrain.nn.ragged.routine import RaggedRoutine
 from geartrain.nn.ragged.values import (
     HELD,
@@ -305,10 +306,18 @@ class Cutter:
         """The rows of whose sum a node is, as a matrix."""
         low = self._low
         if d in low.summed:
-            value = low.full(low.summed[d], late=True)
-            return Tensors(self._tensor(value, late=True).buffer, (value.width,))
+            return self._added(low.full(low.summed[d], late=True))
         rows = self._summed(d)
-        return None if rows is None else self._rows(rows, flat=True)
+        if rows is None:
+            return None
+        late = low.late(rows)
+        return self._added(low.full(low.value(rows, late=late), late=late), late=late)
+
+    def _added(self, value: RaggedValue, *, late: bool = True) -> Tensors:
+        """Rows of which weights get the sum: of pairs, those of each member are added up before."""
+        if value.kind == PAIRS and value.times == 1:
+            value = sum_of_firsts(self._low, value, late=late)
+        return Tensors(self._tensor(value, late=late).buffer, (value.width,))
 
     def _table(self, d: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
         """Rows that are added to a table's, their numbers, and the number that gets nothing."""

@@ -64,6 +64,8 @@ def _most_of_made(low: AbstractLowering, x: fx.Node) -> float | None:
     read = [_most_of(low, y) for y in x.args if isinstance(y, fx.Node | int | float)]
     if target in COMPARED:
         return _most_of_truths(low, x, read)
+    if target in _ONES:
+        return 1
     if target in TRUTHS or target is aten.logical_not.default:
         truths = all(s.meta.get("dtype") is torch.bool for s in x.all_input_nodes)
         return 1 if truths else None
@@ -111,6 +113,7 @@ def _added_up(low: AbstractLowering, x: fx.Node, read: list[float]) -> float:
 
 
 _Bound = Callable[[AbstractLowering, fx.Node, list[float]], float]
+_ONES: Final = {aten.eye.default, aten.eye.m}
 _WITH_NUMBER: Final = {
     aten.masked_fill.Scalar,
     aten.clamp.default,
@@ -136,6 +139,8 @@ _MOVED: Final = {
     aten.stack.default,
     aten.transpose.int,
     aten.permute.default,
+    aten.tril.default,
+    aten.triu.default,
     aten.amax.default,
     aten.amin.default,
     aten.max.dim,

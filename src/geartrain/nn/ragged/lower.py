@@ -6,8 +6,7 @@ joint graph, at two sizes ─► axes: rows of which kind ─► steps over rows
     a mask of what is padded             ─► true: nothing is padded
 
 A file for each idea: ``views`` (nothing is moved), ``apart`` (entry by entry), ``matrices``
-(products), ``over`` (along an axis), ``numbered`` (rows by number), ``pairs`` (members of one bundle
-that meet).
+(products), ``over`` (along an axis), ``numbered`` (rows by number), ``pairs`` (members that meet).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.base import AbstractLowering, Convert
-from geartrain.nn.ragged.pairs import sum_of_pairs
+from geartrain.nn.ragged.pairs import sum_of_pairs, turned
 from geartrain.nn.ragged.values import (
     BUNDLES,
     MEMBERS,
@@ -145,9 +145,12 @@ def _softmax(low: AbstractLowering, x: fx.Node) -> None:
     out = low.room(like, late=late)
     if _over_members(like, [dim]):
         low.step(_SOFT[x.target], out, *reads, kind=BUNDLES, late=late, inside=True)
-    elif like.second >= 0 and dim == like.pair[1]:
-        way = _SOFT[x.target]
-        low.step(way, out, *reads, kind=MEMBERS, late=late, pairs=True)
+    elif like.second >= 0 and dim in like.pair:
+        over_first = dim == like.pair[0]
+        if over_first:
+            reads = [turned(low, v, late=late) for v in reads]
+        low.step(_SOFT[x.target], out, *reads, kind=MEMBERS, late=late, pairs=True)
+        out = turned(low, out, late=late) if over_first else out
     elif like.tail and like.tail_axis(dim) == len(like.tail) - 1:
         op = Op.SOFTMAX_BACK if back else Op.SOFTMAX
         if log:

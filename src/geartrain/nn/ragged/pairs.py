@@ -3,7 +3,7 @@
 members ─► for the pairs in which they are the first, or the second ─► entry by entry, softmax ─► ...
 scores of pairs = a_i . b_j       sums of pairs ─► members       shares of pairs times members
 
-Pairs are in between alone: the way back makes those again that it reads.
+The way back makes those pairs again that it reads: there may be many.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
 from geartrain.nn.places import Refused
-from geartrain.nn.ragged.base import AbstractLowering, Convert
+from geartrain.nn.ragged.base import AbstractLowering, Convert, same_numbers
 from geartrain.nn.ragged.values import (
     BUNDLES,
     MEMBERS,
     NO_ROWS,
-    PADDED,
-    PAIRED,
     PAIRS,
     Axes,
     RaggedValue,
@@ -127,17 +126,23 @@ def sum_of_pairs(
         dims: Axes that count rows, of one or both members.
         like: Axes of those.
     """
-    second = like.pair[1] in dims
-    out = low.room(Axes(MEMBERS, 1, value.tail, 1), late=late)
-    if second:
-        low.step(Way.SUM_OVER, out, value, kind=MEMBERS, late=late, pairs=True)
+    if like.pair[1] in dims:
+        out = sum_of_firsts(low, value, late=late)
     else:
+        out = low.room(Axes(MEMBERS, 1, value.tail, 1), late=late)
         low.step(Way.PAIR_ADD_UP, out, value, kind=BUNDLES, late=late, inside=True)
     if len(dims) == 1:
         return out
     every = low.room(Axes(BUNDLES, 1, value.tail, 1), late=late)
     low.step(Way.SUM_OVER, every, out, kind=BUNDLES, late=late, inside=True)
     return every
+
+
+def sum_of_firsts(low: AbstractLowering, value: RaggedValue, *, late: bool) -> RaggedValue:
+    """Added up over the pairs in which each member is the first."""
+    out = low.room(Axes(MEMBERS, 1, value.tail, 1), late=late)
+    low.step(Way.SUM_OVER, out, value, kind=MEMBERS, late=late, pairs=True)
+    return out
 
 
 def scores(
@@ -181,4 +186,51 @@ def shared(
     return out
 
 
-PAIRED_ROWS: Final[Mapping[Any, Convert]] = {}
+def _apart(low: AbstractLowering, x: fx.Node) -> RaggedValue:
+    """By how many places the second member of each pair is behind the first.
+
+    Raises:
+        Refused: It is not numbers of pairs that a node makes.
+    """
+    late, like = low.late(x), low.like(x)
+    if like.second < 0 or like.tail[: like.at] != like.tail:
+        raise Refused("a triangle of other than pairs")
+    place = low.place(late=late)
+    first, second = (paired(low, place, second=yes, late=late) for yes in (False, True))
+    out = low.room(Axes(PAIRS, 1, (), 1), late=late)
+    low.plain(Op.SUB, out, second, first, late=late)
+    return replace(out, tail=like.tail, one=like.width > 1)
+
+
+def _triangle(low: AbstractLowering, x: fx.Node) -> None:
+    """Pairs whose second member is no further behind, or further ahead, than a number."""
+    source, diagonal = (*x.args, 0)[:2]
+    late, like, upper = low.late(x), low.like(x), x.target is aten.triu.default
+    same_numbers(x, low.twin[x])
+    apart, out = _apart(low, x), low.room(like, late=late)
+    value = low.full(low.fit(source, like, late=late), late=late)
+    if upper:
+        apart = low.turned_over(low.full(apart, late=late), late=late)
+    else:
+        apart = low.full(apart, late=late)
+    low.plain(Op.ABOVE, out, apart, number=float(-diagonal if upper else diagonal), late=late)
+    low.plain(Op.FILL, out, value, out, number=0.0, late=late)
+    low.values[x] = out
+
+
+def _of_themselves(low: AbstractLowering, x: fx.Node) -> None:
+    """One where both members of a pair are the same."""
+    late = low.late(x)
+    out = low.room(low.like(x), late=late)
+    low.plain(Op.ABS, out, _apart(low, x), late=late)
+    low.plain(Op.ABOVE, out, out, number=0.0, late=late)
+    low.plain(Op.NUMBER_LESS, out, out, number=1.0, late=late)
+    low.values[x] = out
+
+
+PAIRED_ROWS: Final[Mapping[Any, Convert]] = {
+    aten.tril.default: _triangle,
+    aten.triu.default: _triangle,
+    aten.eye.default: _of_themselves,
+    aten.eye.m: _of_themselves,
+}
