@@ -177,13 +177,17 @@ class AbstractLowering(ABC):
 
     def _constant(self, x: fx.Node) -> Known:
         found = self.constants[str(x.target)]
-        return Constant(float(found)) if found.numel() == 1 else None
+        return Constant(float(found)) if found.numel() == 1 else self.of_constant(x, found)
 
     # What is known of nodes.
 
     def like(self, x: fx.Node) -> Axes:
         """Its axes."""
         return self._counts.like(self.shapes[x], self._large[self.twin[x]])
+
+    def varies(self, x: fx.Node) -> bool:
+        """Whether its shape depends on how many rows there are."""
+        return self.shapes[x] != self._large[self.twin[x]]
 
     def late(self, x: fx.Node) -> bool:
         """Whether it depends on a tangent."""
@@ -497,6 +501,10 @@ class AbstractLowering(ABC):
     @abstractmethod
     def paired(self, value: RaggedValue, mine: Axes, like: Axes, *, late: bool) -> RaggedValue:
         """Numbers of rows of any kind, with axes of their own, for pairs of members."""
+
+    @abstractmethod
+    def of_constant(self, x: fx.Node, found: torch.Tensor) -> Known:
+        """What is known of a tensor that a trace has found as it is."""
 
     @abstractmethod
     def convert(self, x: fx.Node) -> None:

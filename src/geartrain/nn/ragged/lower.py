@@ -19,13 +19,13 @@ from torch import fx
 
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.apart import APART, arithmetic
-from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, numbers_of
+from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, Known, numbers_of
 from geartrain.nn.ragged.exact import check_exact, is_compared_exactly
 from geartrain.nn.ragged.integers import COUNTS, counts_rows
 from geartrain.nn.ragged.matrices import MATRICES
 from geartrain.nn.ragged.numbered import NUMBERED_ROWS
 from geartrain.nn.ragged.over import OVER, sums_rows
-from geartrain.nn.ragged.pairs import PAIRED_ROWS, fit_pairs
+from geartrain.nn.ragged.pairs import PAIRED_ROWS, fit_pairs, of_places
 from geartrain.nn.ragged.values import (
     MEMBERS,
     NO_ROWS,
@@ -79,6 +79,9 @@ class Lowering(AbstractLowering):
 
     def paired(self, value: RaggedValue, mine: Axes, like: Axes, *, late: bool) -> RaggedValue:
         return fit_pairs(self, value, mine, like, late=late)
+
+    def of_constant(self, x: fx.Node, found: torch.Tensor) -> Known:
+        return of_places(self, x, found)
 
     def _convert_any(self, x: fx.Node) -> None:
         target: Any = x.target
@@ -135,7 +138,7 @@ class Lowering(AbstractLowering):
     def _is_whole(self, x: fx.Node) -> bool:
         """Whether it is one integer everywhere, however many rows there are."""
         whole = isinstance(self.values.get(x), Constant) and x.meta.get("dtype") is torch.int64
-        return whole and x.op == "call_function" and self.shapes[x] == self._large[self.twin[x]]
+        return whole and x.op == "call_function" and not self.varies(x)
 
     def _of_weights(self, x: fx.Node) -> bool:
         """Whether it puts gradients of weights together."""

@@ -1,6 +1,6 @@
 """Members of a bundle that meet one another: pairs, of which a bundle of n members has n * n.
 
-members ─► for the pairs in which they are the first, or the second ─► entry by entry, softmax ─► ...
+members ─► for the pairs in which they are the first, or the second ─► entry by entry, softmax
 scores of pairs = a_i . b_j       sums of pairs ─► members       shares of pairs times members
 
 The way back makes those pairs again that it reads: there may be many.
@@ -202,35 +202,59 @@ def _apart(low: AbstractLowering, x: fx.Node) -> RaggedValue:
     return replace(out, tail=like.tail, one=like.width > 1)
 
 
-def _triangle(low: AbstractLowering, x: fx.Node) -> None:
-    """Pairs whose second member is no further behind, or further ahead, than a number."""
-    source, diagonal = (*x.args, 0)[:2]
-    late, like, upper = low.late(x), low.like(x), x.target is aten.triu.default
-    same_numbers(x, low.twin[x])
-    apart, out = _apart(low, x), low.room(like, late=late)
-    value = low.full(low.fit(source, like, late=late), late=late)
+def _without(
+    low: AbstractLowering, x: fx.Node, value: RaggedValue, *, upper: bool, by: int
+) -> RaggedValue:
+    """Numbers of pairs, but nothing where the second member is more than so many places behind the
+    first; of the upper triangle, less than so many."""
+    late, like = low.late(x), low.like(x)
+    apart, out = low.full(_apart(low, x), late=late), low.room(like, late=late)
     if upper:
-        apart = low.turned_over(low.full(apart, late=late), late=late)
-    else:
-        apart = low.full(apart, late=late)
-    low.plain(Op.ABOVE, out, apart, number=float(-diagonal if upper else diagonal), late=late)
+        apart, by = low.turned_over(apart, late=late), -by
+    low.plain(Op.ABOVE, out, apart, number=float(by), late=late)
     low.plain(Op.FILL, out, value, out, number=0.0, late=late)
-    low.values[x] = out
+    return out
 
 
-def _of_themselves(low: AbstractLowering, x: fx.Node) -> None:
-    """One where both members of a pair are the same."""
+def _triangle(low: AbstractLowering, x: fx.Node) -> None:
+    args: Any = x.args
+    source, by = (*args, 0)[:2]
+    same_numbers(x, low.twin[x])
     late = low.late(x)
-    out = low.room(low.like(x), late=late)
-    low.plain(Op.ABS, out, _apart(low, x), late=late)
-    low.plain(Op.ABOVE, out, out, number=0.0, late=late)
-    low.plain(Op.NUMBER_LESS, out, out, number=1.0, late=late)
-    low.values[x] = out
+    value = low.full(low.fit(source, low.like(x), late=late), late=late)
+    low.values[x] = _without(low, x, value, upper=x.target is aten.triu.default, by=by)
+
+
+def _themselves(low: AbstractLowering, x: fx.Node) -> None:
+    """One where both members of a pair are the same."""
+    low.values[x] = _of_places(low, x, torch.eye(low.shapes[x][0]))
+
+
+def of_places(low: AbstractLowering, x: fx.Node, found: torch.Tensor) -> RaggedValue | None:
+    """A constant that is one where the second member of pairs is some places behind the first, no
+    less than a number of them and no more than another, and else nothing; None: it is not."""
+    square = found.ndim == 2 and found.shape[0] == found.shape[1]
+    return _of_places(low, x, found) if square and low.varies(x) else None
+
+
+def _of_places(low: AbstractLowering, x: fx.Node, found: torch.Tensor) -> RaggedValue | None:
+    ones, n = torch.ones_like(found), found.shape[0]
+    there = [d for d in range(1 - n, n) if found.diagonal(d).any()]
+    least, most = (there[0], there[-1]) if there else (0, -1)
+    if not torch.equal(found, ones.tril(most).triu(least)):
+        return None
+    late = low.late(x)
+    value = low.room(low.like(x), late=late)
+    low.plain(Op.ZERO, value, late=late)
+    low.plain(Op.ADD_NUMBER, value, value, number=1.0, late=late)
+    if most < n - 1:
+        value = _without(low, x, value, upper=False, by=most)
+    return value if least == 1 - n else _without(low, x, value, upper=True, by=least)
 
 
 PAIRED_ROWS: Final[Mapping[Any, Convert]] = {
     aten.tril.default: _triangle,
     aten.triu.default: _triangle,
-    aten.eye.default: _of_themselves,
-    aten.eye.m: _of_themselves,
+    aten.eye.default: _themselves,
+    aten.eye.m: _themselves,
 }

@@ -161,9 +161,9 @@ class TraceCounts:
         differ = [k for k, (a, b) in enumerate(zip(small, large, strict=True)) if a != b]
         if not differ:
             return Axes(NO_ROWS, 1, tuple(small), 0)
-        found = self.of(small[0], large[0])
-        if differ == [0] and found is not None:
-            return Axes(*found, tuple(small[1:]), 1)
+        rows = self.of(small[0], large[0])
+        if differ == [0] and rows is not None:
+            return Axes(*rows, tuple(small[1:]), 1)
         first = differ[0]
         counted = self.of(small[first], large[first])
         if len(differ) == 1 and counted is not None and set(small[:first]) == {1}:
@@ -171,21 +171,28 @@ class TraceCounts:
         others = (*small[:first], *small[first + 1 :])
         if len(differ) == 1 and (small[first], large[first]) == self.padded:
             return Axes(MEMBERS, 1, others, 1, first, alone=True)
-        if self.padded is not None and len(differ) == 2 and differ[0] == 0:
-            j = differ[1]
-            tail = (*small[1:j], *small[j + 1 :])
-            if found is not None and found[0] == BUNDLES and (small[j], large[j]) == self.padded:
-                if found[1] == 1:
-                    return Axes(MEMBERS, 1, tail, PADDED, j - 1)
-                return Axes(MEMBERS, 1, (found[1], *tail), PADDED, j, merged=True)
-            if j == 1 and (small[0], large[0]) == self.padded:
-                if self.of(small[1], large[1]) == (BUNDLES, 1):
-                    return Axes(MEMBERS, 1, tail, PADDED, SWAPPED)
-        pairs = self._of_pairs(small, large, differ)
-        if pairs is None:
+        found = self._of_padded(small, large, differ) or self._of_pairs(small, large, differ)
+        if found is None:
             several = f"shape {tuple(small)} in one trace and {tuple(large)} in another"
             raise Refused(f"a tensor of {several}")
-        return pairs
+        return found
+
+    def _of_padded(
+        self, small: Sequence[int], large: Sequence[int], differ: Sequence[int]
+    ) -> Axes | None:
+        """Of what has an axis of bundles and one of their members."""
+        if self.padded is None or len(differ) != 2 or differ[0] != 0:
+            return None
+        j, found = differ[1], self.of(small[0], large[0])
+        tail = (*small[1:j], *small[j + 1 :])
+        if found is not None and found[0] == BUNDLES and (small[j], large[j]) == self.padded:
+            if found[1] == 1:
+                return Axes(MEMBERS, 1, tail, PADDED, j - 1)
+            return Axes(MEMBERS, 1, (found[1], *tail), PADDED, j, merged=True)
+        if j == 1 and (small[0], large[0]) == self.padded:
+            if self.of(small[1], large[1]) == (BUNDLES, 1):
+                return Axes(MEMBERS, 1, tail, PADDED, SWAPPED)
+        return None
 
     def _of_pairs(
         self, small: Sequence[int], large: Sequence[int], differ: Sequence[int]
