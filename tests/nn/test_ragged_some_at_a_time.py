@@ -195,5 +195,5 @@ def test_edges_of_which_nobody_says_where_they_lead_are_done_all_the_same() -> N
     memory = [torch.arange(7.0)[:, None], torch.zeros(7, 1), torch.tensor([0, 200, 400])]
     steps = [RaggedStep(Way.PLAIN, Step(Op.COPY, 1, (At(1, 0, 1), At(0, 0, 1))), EDGES)]
     ragged = RaggedSteps(steps, [0] * 3, [0] * 3, torch.float64, 2)
-    ragged.run([2, 400, 7, 0], [x.data_ptr() for x in memory])
+    ragged.run([2, 400, 7, 0, 0], [x.data_ptr() for x in memory])
     assert torch.equal(memory[1], memory[0])
