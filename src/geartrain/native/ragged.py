@@ -64,6 +64,11 @@ class Way(IntEnum):
     PAIR_DOT = auto()
     PAIR_SUM = auto()
     PAIR_SUM_BACK = auto()
+    PAIR_TOP = auto()
+    PAIR_TAKE = auto()
+    PAIR_PUT = auto()
+    TAKE_OTHER = auto()
+    ADD_OTHER = auto()
 
 
 ENDS_OF_PAIRS: Final = -2

@@ -29,13 +29,16 @@ from geartrain.nn.ragged.values import (
     DraftStep,
     HeldValue,
     MostOf,
+    NamedMembers,
     RaggedValue,
     TraceCounts,
     WayOfSteps,
 )
 from geartrain.nn.record import Trace, draws
 
-Known: TypeAlias = RaggedValue | Constant | HeldValue | CountedRows | MostOf | list[Any] | None
+Known: TypeAlias = (
+    RaggedValue | Constant | HeldValue | CountedRows | NamedMembers | MostOf | list[Any] | None
+)
 
 
 aten = torch.ops.aten

@@ -66,6 +66,8 @@ def _most_of_made(low: AbstractLowering, x: fx.Node) -> float | None:
         return _most_of_truths(low, x, read)
     if target in _ONES:
         return 1
+    if target is aten.topk.default:
+        return MOST_ROWS
     if target in TRUTHS or target is aten.logical_not.default:
         truths = all(s.meta.get("dtype") is torch.bool for s in x.all_input_nodes)
         return 1 if truths else None

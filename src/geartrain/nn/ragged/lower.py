@@ -24,6 +24,7 @@ from geartrain.nn.ragged.exact import check_exact, is_compared_exactly
 from geartrain.nn.ragged.integers import COUNTS, counts_rows
 from geartrain.nn.ragged.matrices import MATRICES
 from geartrain.nn.ragged.numbered import NUMBERED_ROWS
+from geartrain.nn.ragged.others import OTHERS, among_all
 from geartrain.nn.ragged.over import OVER, sums_rows
 from geartrain.nn.ragged.pairs import PAIRED_ROWS, fit_pairs, of_places
 from geartrain.nn.ragged.values import (
@@ -55,6 +56,7 @@ _WAYS: Final[Mapping[Any, Convert]] = {
     **OVER,
     **NUMBERED_ROWS,
     **PAIRED_ROWS,
+    **OTHERS,
 }
 
 
@@ -96,6 +98,8 @@ class Lowering(AbstractLowering):
             self._count_up(x)
         elif self._is_counted(x):
             self._count(x)
+        elif (named := among_all(self, x)) is not None:
+            self.values[x] = named
         elif target in _WAYS:
             _WAYS[target](self, x)
         elif target is aten.t.default or sums_rows(self, x) or self._of_weights(x):

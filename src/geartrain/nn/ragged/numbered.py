@@ -15,6 +15,7 @@ from geartrain.native.ragged import Way
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.base import AbstractLowering, Convert
 from geartrain.nn.ragged.integers import end_of_bundles
+from geartrain.nn.ragged.others import add_to_others, others
 from geartrain.nn.ragged.values import (
     BUNDLES,
     HELD,
@@ -26,6 +27,7 @@ from geartrain.nn.ragged.values import (
     Buffer,
     Constant,
     HeldValue,
+    NamedMembers,
     RaggedValue,
 )
 
@@ -82,6 +84,10 @@ def _take(low: AbstractLowering, x: fx.Node, source: fx.Node, index: Any) -> Non
     found = low.ints_of(index) if isinstance(index, fx.Node) else None
     late, like = low.late(x), low.like(x)
     value = low.whole(source, late=late)
+    named = low.values.get(index)
+    if isinstance(named, NamedMembers):
+        low.values[x] = others(low, value, named, like, late=late)
+        return
     if found is None or like.kind == NO_ROWS:
         raise Refused("rows are taken by numbers that are computed")
     base, rows = found
@@ -201,6 +207,11 @@ def _add_at(low: AbstractLowering, x: fx.Node, base: fx.Node, index: Any, source
     like, late = low.like(x), low.late(x)
     if like.kind == NO_ROWS:
         low.values[x] = None  # of a table: the gradient of a weight
+        return
+    named = low.values.get(index)
+    if isinstance(named, NamedMembers) and _is_nothing(low, base):
+        value = low.whole(source, late=late)
+        low.values[x] = add_to_others(low, value, named, like, late=late)
         return
     found = low.ints_of(index) if isinstance(index, fx.Node) else None
     if found is None:

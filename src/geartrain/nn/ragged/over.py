@@ -15,6 +15,7 @@ from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.base import AbstractLowering, Convert
+from geartrain.nn.ragged.others import put_named
 from geartrain.nn.ragged.pairs import sum_of_pairs, turned
 from geartrain.nn.ragged.values import (
     BUNDLES,
@@ -24,6 +25,7 @@ from geartrain.nn.ragged.values import (
     Axes,
     Constant,
     MostOf,
+    NamedMembers,
     RaggedValue,
 )
 
@@ -182,7 +184,10 @@ def _most(low: AbstractLowering, x: fx.Node) -> None:
     value = low.whole(source, late=late)
     value = low.turned_over(value, late=late) if least else value
     tail = _without(like, [dim])
-    if _over_members(like, [dim]):
+    if like.second >= 0 and dim == like.pair[1]:
+        out, tail = low.room(Axes(MEMBERS, 1, like.tail, 1), late=late), like.tail
+        low.step(Way.MOST_OVER, out, value, kind=MEMBERS, late=late, pairs=True)
+    elif _over_members(like, [dim]):
         heads = like.tail[0] if like.merged else 1
         out = low.room(Axes(BUNDLES, 1, like.tail, 1), late=late)
         low.step(Way.MOST_OVER, out, value, kind=BUNDLES, late=late, inside=True)
@@ -235,6 +240,9 @@ def _most_back(low: AbstractLowering, x: fx.Node) -> None:
     args: Any = x.args
     base, dim, index, came = args
     known, begun = low.values.get(index), low.values.get(base)
+    if isinstance(known, NamedMembers):
+        put_named(low, x, known)
+        return
     if not isinstance(known, MostOf) or not isinstance(begun, Constant) or begun.number:
         raise Refused("an axis is scattered")
     like, late = low.like(x), low.late(x)

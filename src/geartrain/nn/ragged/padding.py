@@ -70,6 +70,14 @@ class Padding:
             return False
         return all(self._are(y, t) for y, t in zip(found[0], self._tried, strict=True))
 
+    def are_firsts(self, x: fx.Node) -> bool:
+        """Whether it is the number of the first member of the bundle of each."""
+        found = self._every(x)
+        if found is None:
+            return False
+        pairs = zip(found, self._tried, strict=True)
+        return all(_same(y.flatten(), t.members - t.place) for y, t in pairs)
+
     def _are(self, y: Tensor, tried: TriedLengths) -> bool:
         if y.dtype is torch.bool:
             return y.numel() == tried.mask.numel() and _same(

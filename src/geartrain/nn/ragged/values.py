@@ -304,6 +304,20 @@ class MostOf:
 
 @final
 @dataclass(frozen=True, slots=True)
+class NamedMembers:
+    """Integers that name members of the bundle of each member.
+
+    Args:
+        value: Their numbers in the bundle; -1 is none.
+        whole: Whether they count among all members instead.
+    """
+
+    value: RaggedValue
+    whole: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class CountedRows:
     """Integers that only integers have made."""
 
