@@ -231,6 +231,62 @@ def test_members_of_a_memory_meet(lengths: list[int]) -> None:
     check_memory(Reads(), lengths, H)
 
 
+class Listens(nn.Module):
+    """Each member takes the best of its bundle by a score, and what they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(H, 4), nn.Linear(H, 4)
+        self.edge, self.out = nn.Linear(2 * H, H), nn.Linear(2 * H, H)
+
+    def forward(self, h: Tensor, inside: Inside) -> Tensor:
+        lengths = inside.lengths
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]
+        q, k = (h.new_zeros(*mask.shape, 4) for _ in range(2))
+        q[mask], k[mask] = self.q(h), self.k(h)
+        scores = (q @ k.transpose(1, 2)).masked_fill(~mask[:, None], -1e9)[mask]
+        worth, who = scores.topk(3, 1)
+        near = h[(lengths.cumsum(0) - lengths)[inside.segment][:, None] + who]
+        sent = torch.relu(self.edge(torch.cat([near, near - h[:, None]], 2)))
+        heard = (worth.softmax(1)[:, :, None] * sent).sum(1)
+        return torch.tanh(self.out(torch.cat([h, heard], 1)))
+
+
+@pytest.mark.parametrize("lengths", [[3], [6, 4, 8], [3 + k * 7 % 30 for k in range(60)]])
+def test_the_best_by_a_score_are_listened_to(lengths: list[int]) -> None:
+    torch.manual_seed(0)
+    check_inside(Listens(), lengths, H, pools=False)
+
+
+def test_where_there_are_fewer_the_rest_is_none() -> None:
+    """As many as are asked for the longest bundle alone need have; torch takes rows of others then."""
+    torch.manual_seed(0)
+    check_inside(Listens(), [1, 4, 2, 3, 1, 9], H, pools=False)
+
+
+def over_the_least_of_the_best(s: Meets, x: Tensor, mask: Tensor) -> Tensor:
+    score = scores(s, x).masked_fill(~mask[:, None], -math.inf)
+    least = score.topk(2, -1).values[..., -1:]
+    share = score.masked_fill(score < least, -1e9).softmax(2)
+    return share @ s.v(x) + score.amax(2, keepdim=True).tanh()
+
+
+def parts(s: Meets, x: Tensor, mask: Tensor) -> Tensor:
+    """Along axes that are not the first that a row has, of members and of pairs."""
+    q, v = (y.view(*x.shape[:2], HEADS, -1) for y in (s.q(x), s.v(x)))
+    a, b, c = q.unbind(3)
+    y = torch.cat([torch.stack([a, b * c], 3), q.tanh()[..., 1:] * v[..., :2]], 3).flatten(2)
+    both = (mask[:, None] & mask[..., None])[..., None, None]
+    e = torch.stack([y[:, :, None] - y[:, None], y[:, :, None] * y[:, None]], -1) * both
+    return e[..., 0].sum(2).sin() + e[..., 1].tanh().sum(1)
+
+
+@pytest.mark.parametrize("lengths", [[2], [3, 2, 4], [2 + k * 7 % 30 for k in range(60)]])
+@pytest.mark.parametrize("way", [over_the_least_of_the_best, parts])
+def test_parts_and_the_most_of_pairs(way: Meeting, lengths: list[int]) -> None:
+    check_inside(made(way), lengths, H, pools=False)
+
+
 # What is not.
 
 
