@@ -259,7 +259,7 @@ def test_the_best_by_a_score_are_listened_to(lengths: list[int]) -> None:
 
 
 def test_where_there_are_fewer_the_rest_is_none() -> None:
-    """As many as are asked for the longest bundle alone need have; torch takes rows of others then."""
+    """The longest bundle alone need have so many; torch takes rows of other bundles then."""
     torch.manual_seed(0)
     check_inside(Listens(), [1, 4, 2, 3, 1, 9], H, pools=False)
 
