@@ -22,7 +22,7 @@ from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.module import NativeKept
 from geartrain.nodes.loop.several import SeveralModule
 from geartrain.nodes.remembering import RememberingRead
-from tests.rigs.bundling import WIDTH, Apart, Asks, Follows, Mixes, Shifts, Sum, Weighs
+from tests.rigs.bundling import WIDTH, Apart, Asks, Follows, Meets, Mixes, Shifts, Sum, Weighs
 from tests.rigs.passes import Order, accumulate, assert_same_gradients
 
 NAMES, LARGE = 5, 1 << 53
@@ -133,12 +133,12 @@ class Copies(nn.Module):
         return read, -torch.log(said).sum(1, keepdim=True)
 
 
-def mixing(ends: str = "all") -> Graph:
+def mixing(ends: str = "all", kind: Callable[[], nn.Module] = Mixes) -> Graph:
     """Bundles go round, a few times each, and are added up."""
     graph = Graph(vertex=("right",), value=("turns",))
     steps = graph.loop(name="steps", run="whole")
     steps.join(graph.input("x", bundle=True, turn=0))
-    both = steps.through(Mixes(), name="mixes", inside=True)
+    both = steps.through(kind(), name="mixes", inside=True)
     new = both.through(Apart(), name="apart", read="turn", keep="activations")
     more, done = new.move(turn=lambda m: m.turn + 1).where(lambda m: m.turn < m.turns)
     steps.join(more)
@@ -267,6 +267,8 @@ CASES: dict[str, tuple[Callable[[], Graph], Callable[[], list[Instance]]]] = {
     "bundles": (bundling, trees),
     "one of a bundle asks the others": (partial(bundling, Asks), trees),
     "bundles answered with bundles": (mixing, bundles),
+    "members that attend to one another": (partial(mixing, kind=Meets), bundles),
+    "some of them without a gradient": (partial(mixing, "members", Meets), bundles),
     "some bundles without a gradient": (partial(mixing, "some"), bundles),
     "some members without a gradient": (partial(mixing, "members"), bundles),
     "a gradient handed through": (shifting, bundles),

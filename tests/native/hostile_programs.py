@@ -32,7 +32,7 @@ from geartrain.nodes.loop.reads import Read, ReadTensor
 from geartrain.nodes.ragged import AbstractRaggedChoice, AbstractRaggedProgram
 from geartrain.nodes.remembering import Remembering, RememberingRead
 from tests.rigs.called import CASES, DRAWING, WIDTH, random_trees
-from tests.rigs.ragged_modules import H, Look, Mix, Pass, Point, Pool, Products
+from tests.rigs.ragged_modules import H, Look, Meet, Mix, Pass, Point, Pool, Products
 from tests.rigs.spoilt import EXTREMES, F64, REFUSALS, Draw, session_of
 
 Found = Callable[[], list[Tensor | None]]
@@ -176,7 +176,7 @@ def _gradients(outputs: Sequence[Tensor]) -> Payload:
 
 def bundles(draw: Draw) -> Found:
     """Modules that look inside their bundles."""
-    kind = draw.one_of(Pool, Mix, Pass)
+    kind = draw.one_of(Pool, Mix, Pass, Meet)
     module, true = kind().double(), draw.lengths()
     lengths = draw.spoilt(true, 0.2)
     n = int(true.sum())

@@ -440,7 +440,7 @@ def test_nor_do_programs_over_rows_of_several_kinds(ends: int) -> None:
     def run() -> None:
         steps = [RaggedStep(Way.PLAIN, step, 0)]
         ragged = RaggedSteps(steps, [0, 0, 0], [0, 0, 0], torch.float64, ends)
-        ragged.run([5, 5, 0, 0], [x.data_ptr() for x in memory])
+        ragged.run([5, 5, 0, 0, 0], [x.data_ptr() for x in memory])
 
     run()
     object.__setattr__(step, "many", 0)

@@ -86,7 +86,7 @@ def _taken(source: Sequence[int], lengths: Sequence[int], bad: int) -> Tensor:
     ]
     ragged = RaggedSteps(steps, [0] * 8, [0] * 8, torch.float64, 7)
     with pytest.raises(IndexError):
-        ragged.run([len(lengths), n, edges, 0], [x.data_ptr() for x in memory])
+        ragged.run([len(lengths), n, edges, 0, 0], [x.data_ptr() for x in memory])
     return memory[6][:, 0]
 
 
@@ -122,7 +122,7 @@ def test_numbers_of_members_too_are_looked_at() -> None:
         ]
         ragged = RaggedSteps(steps, [0] * 7, [0] * 7, torch.float64, 6)
         with pytest.raises(IndexError):
-            ragged.run([2, n, 0, 0], [x.data_ptr() for x in memory])
+            ragged.run([2, n, 0, 0, 0], [x.data_ptr() for x in memory])
         assert bool(memory[5].any()) is apart
 
 
@@ -195,5 +195,5 @@ def test_edges_of_which_nobody_says_where_they_lead_are_done_all_the_same() -> N
     memory = [torch.arange(7.0)[:, None], torch.zeros(7, 1), torch.tensor([0, 200, 400])]
     steps = [RaggedStep(Way.PLAIN, Step(Op.COPY, 1, (At(1, 0, 1), At(0, 0, 1))), EDGES)]
     ragged = RaggedSteps(steps, [0] * 3, [0] * 3, torch.float64, 2)
-    ragged.run([2, 400, 7, 0], [x.data_ptr() for x in memory])
+    ragged.run([2, 400, 7, 0, 0], [x.data_ptr() for x in memory])
     assert torch.equal(memory[1], memory[0])

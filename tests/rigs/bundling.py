@@ -65,6 +65,21 @@ class Follows(nn.Module):
         return torch.tanh(self.map(h + h[last]))
 
 
+class Meets(nn.Module):
+    """Members attend to one another, by two heads; the squares too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map, self.heads = nn.Linear(2, 2), nn.MultiheadAttention(2, 2, batch_first=True)
+
+    def forward(self, h: Tensor, inside: gt.Inside) -> tuple[Tensor, Tensor]:
+        mask = torch.arange(int(inside.lengths.max())) < inside.lengths[:, None]
+        x = h.new_zeros(*mask.shape, 2)
+        x[mask] = torch.sin(self.map(h))
+        heard = self.heads(x, x, x, key_padding_mask=~mask, need_weights=False)[0][mask]
+        return h + heard, heard.square()
+
+
 class Apart(nn.Module):
     """Sees no bundles."""
 

@@ -89,6 +89,25 @@ class Mix(nn.Module):
         return torch.tanh(self.inner(torch.cat([x, mean[inside.segment]], 1)))
 
 
+class Meet(nn.Module):
+    """Members of a bundle attend to one another, and weights meet their pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.pair = nn.Linear(H, H), nn.Linear(H, 1)
+
+    def forward(self, x: Tensor, inside: Inside) -> Tensor:
+        most = int(inside.lengths.max()) if len(inside.lengths) else 0
+        mask = torch.arange(most) < inside.lengths[:, None]
+        padded = x.new_zeros(*mask.shape, H)
+        padded[mask] = torch.tanh(x)
+        query = self.query(padded)
+        score = self.pair(torch.tanh(query[:, :, None] - padded[:, None]))[..., 0]
+        score = score + query @ padded.transpose(1, 2)
+        share = score.masked_fill(~mask[:, None], -torch.inf).softmax(2)
+        return torch.sigmoid((share @ padded)[mask])
+
+
 class Pass(nn.Module):
     """Messages along typed edges."""
 

@@ -5,6 +5,9 @@ rows of a module ─► steps of ``fused`` ─► rows
 spread, │ summed over, by number
       ▼ │
 members of bundles, edges ─► steps ─► ...
+      │ ▲
+      ▼ │
+pairs of members
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from geartrain.native.sums import GradientPlace, may_be_summed
 _ENTRIES: Final = 4096
 _MOST_MEMBERS: Final = 256
 """As ragged.inc has it."""
+_PAIRS: Final = 4
+"""The kind of rows that pairs of members are, as ragged.inc has it."""
 _NO_BUNDLES: Final = 2
 """What C says of bundles that do not end where they should."""
 
@@ -53,6 +58,21 @@ class Way(IntEnum):
     ADD_NAMED = auto()
     TAKE_NAMED = auto()
     RAISE_AT = auto()
+    PAIR_SECOND = auto()
+    PAIR_ADD_UP = auto()
+    PAIR_TURN = auto()
+    PAIR_DOT = auto()
+    PAIR_SUM = auto()
+    PAIR_SUM_BACK = auto()
+    PAIR_TOP = auto()
+    PAIR_TAKE = auto()
+    PAIR_PUT = auto()
+    TAKE_OTHER = auto()
+    ADD_OTHER = auto()
+
+
+ENDS_OF_PAIRS: Final = -2
+"""In place of the slot of where bundles begin and end: where the pairs of members do."""
 
 
 @final
@@ -66,7 +86,7 @@ class RaggedStep:
         kind, times: It is done for so many times the rows of that kind.
         source, source_times: Whose rows the index names.
         index: Slot of row numbers, or -1.
-        ends: Slot of where bundles begin and end, or -1.
+        ends: Slot of where bundles begin and end, or -1; or ``ENDS_OF_PAIRS``.
         cells: Slot of where members lie in a memory, or of where rows are added to, or -1.
     """
 
@@ -155,15 +175,15 @@ class RaggedSteps:
         self._steps, self._count = b"".join(s.packed() for s in steps), len(steps)
         self._room, self._slots = pack(f"{len(room)}q", *room), len(room)
         self._kinds, self._dtype, self._ends = pack(f"{len(kinds)}q", *kinds), dtype, ends
-        self._widths = [0, 0, 0, 0]
+        self._widths = [0, 0, 0, 0, 0]
         for width, kind in zip(room, kinds, strict=True):
             self._widths[kind] += width
         self._bases = Struct(f"{len(room)}q").pack
-        self._work = [0, 0, 0, 0]
+        self._work = [0, 0, 0, 0, 0]
         for each in steps:
             step, kind = each.step, each.kind
             entries = step.width * (step.many if step.op is Op.PRODUCT else 4) * each.times
-            self._work[kind] += entries
+            self._work[_PAIRS if each.way >= Way.PAIR_SECOND else kind] += entries
         plain = [s.step for s in steps if s.way is Way.PLAIN and s.step.op is not Op.PRODUCT]
         self._block = max(1, _ENTRIES // max((s.width for s in plain), default=1))
 
@@ -180,8 +200,9 @@ class RaggedSteps:
             bundles: How many.
             longest: Members of the longest of them.
         """
-        of_bundles, of_members, *_ = self._widths
-        return of_bundles * min(bundles, _MOST_MEMBERS) + of_members * max(longest, _MOST_MEMBERS)
+        of_bundles, of_members, *_, of_pairs = self._widths
+        members, of_each = max(longest, _MOST_MEMBERS), of_members + of_pairs * longest
+        return of_bundles * min(bundles, _MOST_MEMBERS) + of_each * members
 
     def work(self, sizes: Sequence[int]) -> int:
         """Multiplications, or what takes as long, of so many rows of each kind."""

@@ -24,8 +24,10 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor | None:
-    if dropout_p or is_causal or enable_gqa:
+    if dropout_p or enable_gqa or (is_causal and attn_mask is not None):
         return None
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
     return _shares(_scores(query, key, scale), attn_mask, keeps=True, dead=False) @ value
 
 
@@ -65,11 +67,9 @@ def _of_heads(
 ) -> tuple[Tensor, Tensor | None] | None:
     unusual = bias_k is not None or add_zero_attn or query.ndim != 3
     unusual = unusual or static_k is not None or static_v is not None
-    if within:  # that it is causal, the mask says
-        unusual = unusual or (attn_mask is None and is_causal)
-    else:
-        unusual = unusual or is_causal or attn_mask is not None or use_separate_proj_weight
-        unusual = unusual or bool(training and dropout_p)
+    unusual = unusual or (attn_mask is None and is_causal)  # else the mask says so
+    if not within:
+        unusual = unusual or use_separate_proj_weight or bool(training and dropout_p)
     if unusual:
         return None
     width, heads = embed_dim_to_check, num_heads
@@ -91,7 +91,7 @@ def _of_heads(
     if within:
         share = _shares(score, attn_mask, padding, dead=not need_weights)
     else:
-        share = _shares(score, padding, dead=False)
+        share = _shares(score, attn_mask, padding, dead=False)
     if training and dropout_p:
         share = functional.dropout(share, dropout_p)
     found = (share @ apart(v)).transpose(1, 2).reshape(q.shape[0], q.shape[1], width)

@@ -30,6 +30,7 @@ from geartrain.nn.ragged.values import (
     HeldValue,
     InFront,
     MostOf,
+    NamedMembers,
     RaggedValue,
     TraceCounts,
     WayOfSteps,
@@ -37,7 +38,15 @@ from geartrain.nn.ragged.values import (
 from geartrain.nn.record import Trace, draws
 
 Known: TypeAlias = (
-    RaggedValue | Constant | HeldValue | CountedRows | MostOf | InFront | list[Any] | None
+    RaggedValue
+    | Constant
+    | HeldValue
+    | CountedRows
+    | NamedMembers
+    | MostOf
+    | InFront
+    | list[Any]
+    | None
 )
 
 
@@ -79,6 +88,7 @@ class AbstractLowering(ABC):
     Attributes:
         forward, back: Their steps.
         ends: Where bundles begin and end.
+        pairs: Where the pairs of members do.
 
     Raises:
         Refused: An operator has no steps.
@@ -120,6 +130,7 @@ class AbstractLowering(ABC):
         self.forward, self.back = WayOfSteps(), WayOfSteps()
         self.ends = Buffer(BUNDLES, 1, role="ends")
         self.cells = Buffer(MEMBERS, 1, role="cells")
+        self.pairs = Buffer(MEMBERS, 1, role="pairs")
         self._ints: dict[fx.Node, Buffer] = {}
         self._floats: dict[fx.Node, Buffer] = {}
         self.weights: dict[tuple[int, bool], Buffer] = {}
@@ -180,7 +191,7 @@ class AbstractLowering(ABC):
 
     def _constant(self, x: fx.Node) -> Known:
         found = self.constants[str(x.target)]
-        return Constant(float(found)) if found.numel() == 1 else None
+        return Constant(float(found)) if found.numel() == 1 else self.of_constant(x, found)
 
     # What is known of nodes.
 
@@ -200,6 +211,10 @@ class AbstractLowering(ABC):
     def behind(self, x: fx.Node) -> Axes:
         """The axes behind its first."""
         return self._counts.like(self.shapes[x][1:], self._large[self.twin[x]][1:])
+
+    def varies(self, x: fx.Node) -> bool:
+        """Whether its shape depends on how many rows there are."""
+        return self.shapes[x] != self._large[self.twin[x]]
 
     def late(self, x: fx.Node) -> bool:
         """Whether it depends on a tangent."""
@@ -310,14 +325,16 @@ class AbstractLowering(ABC):
         source_times: int = 1,
         index: Buffer | None = None,
         inside: bool = False,
+        pairs: bool = False,
         cells: Buffer | None = None,
         width: int = 0,
         many: int = 0,
         inner: int = 0,
         number: float = 0.0,
     ) -> None:
-        """One that leads from rows to others."""
-        ends = self.ends if inside else None
+        """One that leads from rows to others: of bundles, to or from what is inside, or of members,
+        to or from their pairs."""
+        ends = self.ends if inside else self.pairs if pairs else None
         draft = DraftStep(way, 0, out, list(reads), width or reads[0].width, kind, times)
         draft.many, draft.inner, draft.number = many, inner, number
         draft.source, draft.source_times, draft.index, draft.ends = (
@@ -401,7 +418,7 @@ class AbstractLowering(ABC):
 
     def _alone(self, x: fx.Node, value: RaggedValue, like: Axes, *, late: bool) -> RaggedValue:
         """What all bundles have in common along the axis of members, where they have that."""
-        mine, rank = self.like(x), like.lead + len(like.tail) - like.merged
+        mine, rank = self.like(x), like.rank
         at = rank - len(self.shapes[x]) + mine.at
         if (like.kind, like.lead) != (MEMBERS, PADDED) or at != like.members:
             raise Refused("axes that do not fit")
@@ -420,6 +437,8 @@ class AbstractLowering(ABC):
         if isinstance(known, Constant):
             return self._everywhere(known.number, like, late=late)
         value, mine = self.value(x, late=late), self.like(x)
+        if like.second >= 0:
+            return self.widened(self.paired(value, mine, like, late=late), like, late=late)
         tail = value.tail
         if value.kind == NO_ROWS:
             tail = _behind_rows(tail, like)
@@ -430,11 +449,15 @@ class AbstractLowering(ABC):
             return self._alone(x, value, like, late=late)
         elif mine.place != like.place:
             raise Refused("axes that do not fit")
-        if tail == like.tail:
-            return replace(value, tail=tail)
-        if math.prod(tail) == 1 or value.one:
+        return self.widened(replace(value, tail=tail), like, late=late)
+
+    def widened(self, value: RaggedValue, like: Axes, *, late: bool) -> RaggedValue:
+        """Numbers of rows like these, where some may have one along axes of several."""
+        if value.tail == like.tail:
+            return value
+        if math.prod(value.tail) == 1 or value.one:
             return replace(value, tail=like.tail, one=like.width > 1)
-        return self._widened(value, tail, like, late=late)
+        return self._widened(value, value.tail, like, late=late)
 
     def _met(self, value: RaggedValue, mine: Axes, like: Axes, *, late: bool) -> RaggedValue:
         """What bundles have, where members are."""
@@ -503,6 +526,14 @@ class AbstractLowering(ABC):
         return known.number if isinstance(known, Constant) else x
 
     @abstractmethod
+    def paired(self, value: RaggedValue, mine: Axes, like: Axes, *, late: bool) -> RaggedValue:
+        """Numbers of rows of any kind, with axes of their own, for pairs of members."""
+
+    @abstractmethod
+    def of_constant(self, x: fx.Node, found: torch.Tensor) -> Known:
+        """What is known of a tensor that a trace has found as it is."""
+
+    @abstractmethod
     def convert(self, x: fx.Node) -> None:
         """Write the steps of a node.
 
@@ -520,14 +551,10 @@ def _read_nodes(trace: Trace) -> list[fx.Node]:
 
 def _behind_rows(tail: tuple[int, ...], like: Axes) -> tuple[int, ...]:
     """The axes of what has no rows, without those along which rows are."""
-    rank = like.lead + len(like.tail) - like.merged
+    rank, rows = like.rank, like.rows
     if len(tail) > rank:
         raise Refused("axes that do not fit")
     tail = (1,) * (rank - len(tail)) + tail
-    if like.lead < PADDED:
-        rows = [like.at] if like.lead else []
-    else:
-        rows = [like.members, 1 if like.at < 0 else 0]
     if any(tail[k] != 1 for k in rows):
         raise Refused("axes that do not fit")
     found = tuple(n for k, n in enumerate(tail) if k not in rows)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from geartrain.frames.message import IntArray, Payload, ends_of, ranges
 from geartrain.nn.ragged.program import RaggedCall
-from geartrain.nn.ragged.values import BUNDLES, EDGES, MEMBERS
+from geartrain.nn.ragged.values import BUNDLES, EDGES, MEMBERS, PAIRS
 from geartrain.nodes.inside import Inside
 
 
@@ -23,7 +23,8 @@ def call_of_inside(inputs: Payload, inside: Inside, names: Mapping[str, bool]) -
     count = next((x.shape[0] for x in edges if x is not None), 0)
     given: list[Tensor | None] = [*inputs, inside.lengths, inside.segment, *edges]
     owners = partial(_owners_inside, inside, ends, n)
-    return RaggedCall((lengths.size, n, count, 0), given, ends, None, {}, (MEMBERS, owners))
+    sizes = lengths.size, n, count, 0, int(lengths @ lengths)
+    return RaggedCall(sizes, given, ends, None, {}, (MEMBERS, owners))
 
 
 def call_of_memory(
@@ -41,19 +42,22 @@ def call_of_memory(
     given: list[Tensor | None] = [*inputs[:at], *[None] * (len(held) + 1), *inputs[at:]]
     cells, ends = ranges(starts, lengths), ends_of(lengths)
     owners = partial(_owners_reading, lengths)
-    sizes = lengths.size, cells.size, 0, held[0].shape[0]
+    sizes = lengths.size, cells.size, 0, held[0].shape[0], int(lengths @ lengths)
     memory = {at + k: x for k, x in enumerate(held)}
     return RaggedCall(sizes, given, ends, cells, memory, (BUNDLES, owners))
 
 
 def _owners_inside(inside: Inside, ends: IntArray, n: int, kind: int) -> IntArray:
-    """A member for each bundle, or for each edge."""
+    """A member for each bundle, edge or pair."""
     if kind == EDGES:
         found: IntArray = inside.edges["source"].numpy()
         return found
+    if kind == PAIRS:
+        lengths = np.diff(ends)
+        return np.arange(n).repeat(lengths.repeat(lengths))
     return np.minimum(ends[:-1], max(n - 1, 0))
 
 
 def _owners_reading(lengths: IntArray, kind: int) -> IntArray:
-    """The row of each member."""
-    return np.arange(lengths.size).repeat(lengths)
+    """The row of each member, or pair of these."""
+    return np.arange(lengths.size).repeat(lengths * lengths if kind == PAIRS else lengths)

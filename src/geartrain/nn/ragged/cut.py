@@ -3,6 +3,7 @@
 steps forward ─► those that outputs or the way back need ─► slots ─► a routine
 steps back    ─► those that gradients need               ─► slots ─► a routine
 rooms that are written forward and read back             ─► residuals, side by side
+    those of pairs of members                            ─► made again by the way back
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from geartrain.nn.ragged.drafts import needed, together
 from geartrain.nn.ragged.integers import above, are_of_each, counts
 from geartrain.nn.ragged.lower import Lowering
 from geartrain.nn.ragged.over import sums_rows
+from geartrain.nn.ragged.pairs import sum_of_firsts
 from geartrain.nn.ragged.routine import RaggedRoutine
 from geartrain.nn.ragged.values import (
     HELD,
     MEMBERS,
     NO_ROWS,
+    PAIRS,
     Axes,
     Buffer,
     Constant,
@@ -195,10 +198,11 @@ class Cutter:
             sums.append(self._into_memory(i, low.full(value, late=True)))
         results = [t.buffer for t, _ in gradients.values()]
         results += [t.buffer for term in terms for t in term.tensors]
-        back = needed([*low.back.steps, *sums], results, sums)
-        without = needed(low.back.steps, results, [])
+        again = [d for d in low.forward.steps if d.out.buffer.kind == PAIRS]
+        back = needed([*again, *low.back.steps, *sums], results, sums)
+        without = needed([*again, *low.back.steps], results, [])
         asked = {b for d in back for b in d.read()} | set(results)
-        ours = [d.out.buffer for d in low.forward.steps]
+        ours = [d.out.buffer for d in low.forward.steps if d.out.buffer.kind != PAIRS]
         residuals = tuple(dict.fromkeys(b for b in ours if b in asked and b.role == "room"))
         made = [t for t in outputs if isinstance(t, Tensors)]
         forward = needed(low.forward.steps, [*residuals, *(t.buffer for t in made)], [])
@@ -302,10 +306,18 @@ class Cutter:
         """The rows of whose sum a node is, as a matrix."""
         low = self._low
         if d in low.summed:
-            value = low.full(low.summed[d], late=True)
-            return Tensors(self._tensor(value, late=True).buffer, (value.width,))
+            return self._added(low.full(low.summed[d], late=True))
         rows = self._summed(d)
-        return None if rows is None else self._rows(rows, flat=True)
+        if rows is None:
+            return None
+        late = low.late(rows)
+        return self._added(low.full(low.value(rows, late=late), late=late), late=late)
+
+    def _added(self, value: RaggedValue, *, late: bool = True) -> Tensors:
+        """Rows of which weights get the sum: of pairs, those of each member are added up before."""
+        if value.kind == PAIRS and value.times == 1:
+            value = sum_of_firsts(self._low, value, late=late)
+        return Tensors(self._tensor(value, late=late).buffer, (value.width,))
 
     def _table(self, d: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
         """Rows that are added to a table's, their numbers, and the number that gets nothing."""

@@ -71,6 +71,10 @@ def _most_of_made(low: AbstractLowering, x: fx.Node) -> float | None:
     read = [_most_of(low, y) for y in x.args if isinstance(y, fx.Node | int | float)]
     if target in COMPARED:
         return _most_of_truths(low, x, read)
+    if target in _ONES:
+        return 1
+    if target is aten.topk.default:
+        return MOST_ROWS
     if target in TRUTHS or target is aten.logical_not.default:
         truths = all(s.meta.get("dtype") is torch.bool for s in x.all_input_nodes)
         return 1 if truths else None
@@ -135,6 +139,7 @@ _ADDED: Final = frozenset(
     }
 )
 _Bound = Callable[[AbstractLowering, fx.Node, list[float]], float]
+_ONES: Final = {aten.eye.default, aten.eye.m}
 _WITH_NUMBER: Final = {
     aten.masked_fill.Scalar,
     aten.clamp.default,
@@ -160,6 +165,8 @@ _MOVED: Final = {
     aten.stack.default,
     aten.transpose.int,
     aten.permute.default,
+    aten.tril.default,
+    aten.triu.default,
     aten.amax.default,
     aten.amin.default,
     aten.max.dim,

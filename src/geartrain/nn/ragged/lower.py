@@ -6,7 +6,7 @@ joint graph, at two sizes ─► axes: rows of which kind ─► steps over rows
     a mask of what is padded             ─► true: nothing is padded
 
 A file for each idea: ``views`` (nothing is moved), ``apart`` (entry by entry), ``matrices``
-(products), ``over`` (along an axis), ``numbered`` (rows by number).
+(products), ``over`` (along an axis), ``numbered`` (rows by number), ``pairs`` (members that meet).
 """
 
 from __future__ import annotations
@@ -19,14 +19,23 @@ from torch import fx
 
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.apart import APART, arithmetic
-from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, numbers_of
+from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, Known, numbers_of
 from geartrain.nn.ragged.exact import check_exact, is_compared_exactly
 from geartrain.nn.ragged.front import added_in_front
 from geartrain.nn.ragged.integers import COUNTS, counts_rows
 from geartrain.nn.ragged.matrices import MATRICES
 from geartrain.nn.ragged.numbered import NUMBERED_ROWS
+from geartrain.nn.ragged.others import OTHERS, among_all
 from geartrain.nn.ragged.over import OVER, sums_rows
-from geartrain.nn.ragged.values import MEMBERS, NO_ROWS, Constant, CountedRows
+from geartrain.nn.ragged.pairs import PAIRED_ROWS, fit_pairs, of_places
+from geartrain.nn.ragged.values import (
+    MEMBERS,
+    NO_ROWS,
+    Axes,
+    Constant,
+    CountedRows,
+    RaggedValue,
+)
 from geartrain.nn.ragged.views import VIEWS
 
 aten = torch.ops.aten
@@ -49,7 +58,15 @@ _FULL: Final = frozenset(
         aten.scalar_tensor.default,
     }
 )
-_WAYS: Final[Mapping[Any, Convert]] = {**VIEWS, **APART, **MATRICES, **OVER, **NUMBERED_ROWS}
+_WAYS: Final[Mapping[Any, Convert]] = {
+    **VIEWS,
+    **APART,
+    **MATRICES,
+    **OVER,
+    **NUMBERED_ROWS,
+    **PAIRED_ROWS,
+    **OTHERS,
+}
 
 
 @final
@@ -71,6 +88,12 @@ class Lowering(AbstractLowering):
                 raise
             self.values[x] = None  # of use where rows are taken by it, or put
 
+    def paired(self, value: RaggedValue, mine: Axes, like: Axes, *, late: bool) -> RaggedValue:
+        return fit_pairs(self, value, mine, like, late=late)
+
+    def of_constant(self, x: fx.Node, found: torch.Tensor) -> Known:
+        return of_places(self, x, found)
+
     def _convert_any(self, x: fx.Node) -> None:
         target: Any = x.target
         args: Any = x.args
@@ -84,6 +107,8 @@ class Lowering(AbstractLowering):
             self._count_up(x)
         elif self._is_counted(x):
             self._count(x)
+        elif (named := among_all(self, x)) is not None:
+            self.values[x] = named
         elif target in _WAYS:
             _WAYS[target](self, x)
         elif target is aten.add.Tensor and added_in_front(self, x):
@@ -128,7 +153,7 @@ class Lowering(AbstractLowering):
     def _is_whole(self, x: fx.Node) -> bool:
         """Whether it is one integer everywhere, however many rows there are."""
         whole = isinstance(self.values.get(x), Constant) and x.meta.get("dtype") is torch.int64
-        return whole and x.op == "call_function" and self.shapes[x] == self._large[self.twin[x]]
+        return whole and x.op == "call_function" and not self.varies(x)
 
     def _of_weights(self, x: fx.Node) -> bool:
         """Whether it puts gradients of weights together."""

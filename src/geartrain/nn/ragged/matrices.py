@@ -18,11 +18,13 @@ from geartrain.native.ragged import Way
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.base import AbstractLowering, Convert
 from geartrain.nn.ragged.over import sums_rows
+from geartrain.nn.ragged.pairs import scores, shared
 from geartrain.nn.ragged.values import (
     BUNDLES,
     MEMBERS,
     NO_ROWS,
     PADDED,
+    PAIRS,
     Axes,
     Buffer,
     RaggedValue,
@@ -73,6 +75,9 @@ def _matrices(low: AbstractLowering, x: fx.Node) -> None:
     left, right = args
     one, other = low.like(left), low.like(right)
     like, late = low.like(x), low.late(x)
+    if PAIRS in (one.kind, other.kind, like.kind):
+        low.values[x] = _of_pairs(low, left, right, like, late=late)
+        return
     heads = one.tail[0] if one.merged else 1
     if (other.tail[0] if other.merged else other.times) != heads and one.merged:
         raise Refused("a product of matrices")
@@ -109,6 +114,25 @@ def _matrices(low: AbstractLowering, x: fx.Node) -> None:
     else:
         raise Refused("a product of matrices")
     low.values[x] = replace(out, tail=like.tail)
+
+
+def _of_pairs(
+    low: AbstractLowering, left: fx.Node, right: fx.Node, like: Axes, *, late: bool
+) -> RaggedValue:
+    """Products in which the members of each bundle meet one another, for each head."""
+    one, other = low.like(left), low.like(right)
+    ahead = int(one.merged)
+    heads = one.tail[0] if one.merged else 1
+    kinds = [a.kind for a in (one, other) if a.lead >= PADDED and a.at >= 0 and not a.alone]
+    if one.merged != other.merged or like.merged != one.merged:
+        raise Refused("a product of matrices")
+    if kinds == [MEMBERS, MEMBERS] and (one.at, other.at) == (ahead, ahead + 1):
+        return scores(low, left, right, heads, one.tail[-1], like, late=late)
+    if kinds == [PAIRS, MEMBERS] and other.at == ahead:
+        return shared(low, left, right, heads, other.tail[-1], like, turn=False, late=late)
+    if kinds == [MEMBERS, PAIRS] and one.at == ahead + 1:
+        return shared(low, right, left, heads, one.tail[-1], like, turn=True, late=late)
+    raise Refused("a product of matrices")
 
 
 def _met(

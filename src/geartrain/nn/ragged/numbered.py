@@ -15,16 +15,19 @@ from geartrain.native.ragged import Way
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.base import AbstractLowering, Convert
 from geartrain.nn.ragged.integers import end_of_bundles
+from geartrain.nn.ragged.others import add_to_others, others
 from geartrain.nn.ragged.values import (
     BUNDLES,
     HELD,
     MEMBERS,
     NO_ROWS,
     PADDED,
+    PAIRS,
     Axes,
     Buffer,
     Constant,
     HeldValue,
+    NamedMembers,
     RaggedValue,
 )
 
@@ -56,13 +59,13 @@ def _is_padded(
     if low.padding is None or not over or not low.padding.are_members(index):
         return False
     like, late = low.like(x), low.late(x)
-    if (like.kind, like.times) != (MEMBERS, 1):
+    if like.kind not in (MEMBERS, PAIRS) or like.times != 1:
         return False
     if isinstance(known, Constant):
         low.values[x] = known
         return True
     value = low.whole(source, late=late)
-    if (value.kind, value.times, value.tail) != (MEMBERS, 1, like.tail):
+    if (value.kind, value.times, value.tail) != (like.kind, 1, like.tail):
         return False
     low.values[x] = value
     return True
@@ -81,6 +84,10 @@ def _take(low: AbstractLowering, x: fx.Node, source: fx.Node, index: Any) -> Non
     found = low.ints_of(index) if isinstance(index, fx.Node) else None
     late, like = low.late(x), low.like(x)
     value = low.whole(source, late=late)
+    named = low.values.get(index)
+    if isinstance(named, NamedMembers):
+        low.values[x] = others(low, value, named, like, late=late)
+        return
     if found is None or like.kind == NO_ROWS:
         raise Refused("rows are taken by numbers that are computed")
     base, rows = found
@@ -200,6 +207,11 @@ def _add_at(low: AbstractLowering, x: fx.Node, base: fx.Node, index: Any, source
     like, late = low.like(x), low.late(x)
     if like.kind == NO_ROWS:
         low.values[x] = None  # of a table: the gradient of a weight
+        return
+    named = low.values.get(index)
+    if isinstance(named, NamedMembers) and _is_nothing(low, base):
+        value = low.whole(source, late=late)
+        low.values[x] = add_to_others(low, value, named, like, late=late)
         return
     found = low.ints_of(index) if isinstance(index, fx.Node) else None
     if found is None:

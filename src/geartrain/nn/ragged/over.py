@@ -15,6 +15,8 @@ from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.base import AbstractLowering, Convert
+from geartrain.nn.ragged.others import put_named
+from geartrain.nn.ragged.pairs import sum_of_pairs, turned
 from geartrain.nn.ragged.values import (
     BUNDLES,
     MEMBERS,
@@ -23,6 +25,7 @@ from geartrain.nn.ragged.values import (
     Axes,
     Constant,
     MostOf,
+    NamedMembers,
     RaggedValue,
 )
 
@@ -51,9 +54,10 @@ def _over_bundles(low: AbstractLowering, x: fx.Node, dims: list[int]) -> bool:
     has its own instead, as all that is made of them adds up."""
     source: Any = x.args[0]
     like, to = low.like(source), low.like(x)
-    if like.lead < PADDED or not to.alone or like.merged or like.members in dims:
+    if like.lead < PADDED or not to.alone or like.merged or like.kind != to.kind:
         return False
-    return dims == [1 if like.at < 0 else 0] and to.width == like.width
+    bundles = 1 if like.at < 0 else 0
+    return bundles in like.rows[:-1] and dims == [bundles] and to.width == like.width
 
 
 def _sum(low: AbstractLowering, x: fx.Node) -> None:
@@ -69,6 +73,15 @@ def _sum(low: AbstractLowering, x: fx.Node) -> None:
         low.values[x] = replace(low.whole(args[0], late=late), tail=low.like(x).tail)
         return
     value = low.whole(args[0], late=late)
+    own = [d for d in dims if like.second >= 0 and d in like.pair]
+    if own and not mean:
+        dims = [d for d in dims if d not in own]
+        if dims:
+            left = replace(like, tail=_without(like, dims))
+            value = _reduced(low, value, like, dims, left, mean=False, late=late)
+        out = sum_of_pairs(low, value, own, like, late=late)
+        low.values[x] = replace(out, tail=low.like(x).tail)
+        return
     if like.kind == MEMBERS and like.lead == PADDED and like.members in dims and not mean:
         dims.remove(like.members)
         left = replace(like, tail=_without(like, dims), at=0)
@@ -110,6 +123,15 @@ def _reduced(
     return out
 
 
+_SOFT: Final[Mapping[Any, Way]] = {
+    aten._softmax.default: Way.SOFT,
+    aten._safe_softmax.default: Way.SOFT,
+    aten._log_softmax.default: Way.LOG_SOFT,
+    aten._softmax_backward_data.default: Way.SOFT_BACK,
+    aten._log_softmax_backward_data.default: Way.LOG_SOFT_BACK,
+}
+
+
 def _softmax(low: AbstractLowering, x: fx.Node) -> None:
     args: Any = x.args
     back = x.target in (
@@ -124,9 +146,13 @@ def _softmax(low: AbstractLowering, x: fx.Node) -> None:
         raise Refused("a softmax of another dtype")
     out = low.room(like, late=late)
     if _over_members(like, [dim]):
-        way = (Way.LOG_SOFT_BACK if log else Way.SOFT_BACK) if back else Way.SOFT
-        way = Way.LOG_SOFT if log and not back else way
-        low.step(way, out, *reads, kind=BUNDLES, late=late, inside=True)
+        low.step(_SOFT[x.target], out, *reads, kind=BUNDLES, late=late, inside=True)
+    elif like.second >= 0 and dim in like.pair:
+        over_first = dim == like.pair[0]
+        if over_first:
+            reads = [turned(low, v, late=late) for v in reads]
+        low.step(_SOFT[x.target], out, *reads, kind=MEMBERS, late=late, pairs=True)
+        out = turned(low, out, late=late) if over_first else out
     elif like.tail and like.tail_axis(dim) == len(like.tail) - 1:
         op = Op.SOFTMAX_BACK if back else Op.SOFTMAX
         if log:
@@ -158,7 +184,10 @@ def _most(low: AbstractLowering, x: fx.Node) -> None:
     value = low.whole(source, late=late)
     value = low.turned_over(value, late=late) if least else value
     tail = _without(like, [dim])
-    if _over_members(like, [dim]):
+    if like.second >= 0 and dim == like.pair[1]:
+        out, tail = low.room(Axes(MEMBERS, 1, like.tail, 1), late=late), like.tail
+        low.step(Way.MOST_OVER, out, value, kind=MEMBERS, late=late, pairs=True)
+    elif _over_members(like, [dim]):
         heads = like.tail[0] if like.merged else 1
         out = low.room(Axes(BUNDLES, 1, like.tail, 1), late=late)
         low.step(Way.MOST_OVER, out, value, kind=BUNDLES, late=late, inside=True)
@@ -211,6 +240,9 @@ def _most_back(low: AbstractLowering, x: fx.Node) -> None:
     args: Any = x.args
     base, dim, index, came = args
     known, begun = low.values.get(index), low.values.get(base)
+    if isinstance(known, NamedMembers):
+        put_named(low, x, known)
+        return
     if not isinstance(known, MostOf) or not isinstance(begun, Constant) or begun.number:
         raise Refused("an axis is scattered")
     like, late = low.like(x), low.late(x)

@@ -70,6 +70,14 @@ class Padding:
             return False
         return all(self._are(y, t) for y, t in zip(found[0], self._tried, strict=True))
 
+    def are_firsts(self, x: fx.Node) -> bool:
+        """Whether it is the number of the first member of the bundle of each."""
+        found = self._every(x)
+        if found is None:
+            return False
+        pairs = zip(found, self._tried, strict=True)
+        return all(_same(y.flatten(), t.members - t.place) for y, t in pairs)
+
     def _are(self, y: Tensor, tried: TriedLengths) -> bool:
         if y.dtype is torch.bool:
             return y.numel() == tried.mask.numel() and _same(
@@ -83,11 +91,14 @@ class Padding:
 
     @staticmethod
     def _of_members(y: Tensor, tried: TriedLengths) -> Tensor | None:
-        """What is of members, of what is padded."""
+        """What is of members, or of pairs of these, of what is padded."""
         mask = tried.mask
         if y.numel() == mask.numel():
             return y.reshape(mask.shape)[mask]
-        return None
+        if y.numel() == mask.numel() * mask.shape[1]:
+            return y.reshape(*mask.shape, -1)[mask[:, :, None] & mask[:, None]]
+        rows = mask[tried.segment]
+        return y[rows] if y.shape == rows.shape else None
 
     def _every(self, x: fx.Node) -> list[Tensor] | None:
         """What a node is, for bundles of several lengths."""

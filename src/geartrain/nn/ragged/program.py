@@ -33,7 +33,7 @@ class RaggedCall:
     """What a call is given.
 
     Args:
-        sizes: Bundles, their members, edges, rows of a memory.
+        sizes: Bundles, their members, edges, rows of a memory, pairs of members.
         inputs: By number; None: a tensor of a memory, or a mask.
         ends: int64 ``(bundles + 1,)``, where bundles begin and end.
         cells: int64 ``(members,)``, where they lie in a memory, or None.
@@ -42,7 +42,7 @@ class RaggedCall:
             kind among them, by kind.
     """
 
-    sizes: tuple[int, int, int, int]
+    sizes: tuple[int, int, int, int, int]
     inputs: Sequence[Tensor | None]
     ends: IntArray
     cells: IntArray | None

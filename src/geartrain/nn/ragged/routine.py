@@ -8,8 +8,17 @@ from typing import final
 import torch
 
 from geartrain.native.fused import At, Op, Step
-from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
-from geartrain.nn.ragged.values import BUNDLES, EDGES, HELD, MEMBERS, Buffer, DraftStep, RaggedValue
+from geartrain.native.ragged import ENDS_OF_PAIRS, RaggedStep, RaggedSteps, Way
+from geartrain.nn.ragged.values import (
+    BUNDLES,
+    EDGES,
+    HELD,
+    MEMBERS,
+    PAIRS,
+    Buffer,
+    DraftStep,
+    RaggedValue,
+)
 
 
 @final
@@ -52,7 +61,7 @@ class RaggedRoutine:
         for number, draft in enumerate(drafts):
             places = [self._at(v, own, free, given) for v in (draft.out, *draft.reads)]
             index = -1 if draft.index is None else self._outer(draft.index)
-            inside = -1 if draft.ends is None else self._outer(draft.ends)
+            inside = self._ends(draft.ends)
             cells = -1 if draft.cells is None else self._outer(draft.cells)
             step = Step(
                 Op(draft.op), draft.width, tuple(places), draft.many, draft.inner, draft.number
@@ -83,6 +92,12 @@ class RaggedRoutine:
             apart=all(map(_is_local, drafts)),
         )
         self.size = len(self._room)
+
+    def _ends(self, ends: Buffer | None) -> int:
+        """The slot of where bundles begin and end, or what stands for it."""
+        if ends is None:
+            return -1
+        return ENDS_OF_PAIRS if ends.role == "pairs" else self._outer(ends)
 
     def _outer(self, buffer: Buffer) -> int:
         """The slot of what lies elsewhere."""
@@ -125,10 +140,10 @@ def _is_local(draft: DraftStep) -> bool:
         return draft.source == HELD and draft.kind == MEMBERS
     if draft.way is Way.ADD_AT:
         return draft.source == HELD and draft.kind == MEMBERS
-    return draft.kind in (BUNDLES, MEMBERS)
+    return draft.kind in (BUNDLES, MEMBERS, PAIRS)
 
 
 def _is_near(draft: DraftStep) -> bool:
     """Whether it leads from bundle to bundle only where rows are named by number, which C looks
     at."""
-    return draft.kind in (BUNDLES, MEMBERS, EDGES)
+    return draft.kind in (BUNDLES, MEMBERS, EDGES, PAIRS)

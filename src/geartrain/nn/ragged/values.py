@@ -1,8 +1,9 @@
 """What is known of the tensors of a ragged trace, and where their numbers lie.
 
 A trace counts rows of several *kinds*: bundles (or rows that read a bundle each), their members,
-edges, and what a memory holds. It is made twice, with other numbers of each; an axis that differs
-counts what has those two numbers, or a multiple of it.
+edges, what a memory holds, and pairs of members of one bundle: n * n of n members. It is made
+twice, with other numbers of each; an axis that differs counts what has those two numbers, or a
+multiple of it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ BUNDLES: Final = 0
 MEMBERS: Final = 1
 EDGES: Final = 2
 HELD: Final = 3
-KINDS: Final = 4
+PAIRS: Final = 4
+"""Of members of a bundle: all that the first has, with whom it may be, come before the second's."""
 PADDED: Final = 2
 """The lead of what is padded."""
+PAIRED: Final = 3
+"""The lead of pairs of what is padded."""
 SWAPPED: Final = -1
 """Members come before bundles."""
 NO_ROWS: Final = -1
@@ -40,6 +44,7 @@ Role: TypeAlias = Literal[
     "as_float",
     "ends",
     "cells",
+    "pairs",
 ]
 
 
@@ -58,6 +63,7 @@ class Axes:
             lie in the order of ``tail``, wherever that is.
         merged: Whether the first of these is one axis with that of bundles.
         alone: Whether it has the axis of members that all bundles have, and none of bundles.
+        second: Of pairs that have an axis for either member, as ``at`` for the second.
     """
 
     kind: int
@@ -67,15 +73,37 @@ class Axes:
     at: int = 0
     merged: bool = False
     alone: bool = False
+    second: int = -1
 
     @property
     def width(self) -> int:
         return math.prod(self.tail)
 
     @property
-    def before(self) -> int:
-        """Numbers of a row before which all members come: numbers lie alike where it is equal."""
-        return math.prod(self.tail[: max(self.at, 0)])
+    def before(self) -> tuple[int, int]:
+        """Numbers of a row before which all members come, and second ones of pairs: numbers lie
+        alike where these are equal."""
+        return math.prod(self.tail[: max(self.at, 0)]), math.prod(self.tail[: max(self.second, 0)])
+
+    @property
+    def rank(self) -> int:
+        """How many axes there are."""
+        return self.lead + len(self.tail) - self.merged
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """The axes of both members of pairs."""
+        ahead = self.lead - PADDED - self.merged
+        return ahead + self.at, ahead + self.second + 1
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """All axes that count rows."""
+        if self.second >= 0:
+            return (0, *self.pair) if self.lead == PAIRED else self.pair
+        if self.lead < PADDED:
+            return (self.at,) if self.lead else ()
+        return tuple(sorted((self.members, 1 if self.at == SWAPPED else 0)))
 
     @property
     def members(self) -> int:
@@ -85,21 +113,14 @@ class Axes:
         return 0 if self.at == SWAPPED else 1 + self.at - self.merged
 
     @property
-    def place(self) -> tuple[int, int, bool, bool]:
+    def place(self) -> tuple[int, int, bool, bool, int]:
         """Which axes count rows."""
-        return self.lead, self.at, self.merged, self.alone
+        return self.lead, self.at, self.merged, self.alone, self.second
 
     def tail_axis(self, dim: int) -> int:
         """Which axis of the tail an axis is; -1: it counts rows."""
-        if not self.lead:
-            return dim
-        if self.lead < PADDED:
-            return -1 if dim == self.at else dim - (dim > self.at)
-        if dim == self.members or dim == (1 if self.at == SWAPPED else 0):
-            return -1
-        if self.at == SWAPPED:
-            return dim - 2
-        return dim - 1 - (dim > self.members) + self.merged
+        rows = self.rows
+        return -1 if dim in rows else dim - sum([k < dim for k in rows]) + self.merged
 
 
 @final
@@ -118,10 +139,18 @@ class TraceCounts:
 
     def of(self, small: int, large: int) -> tuple[int, int] | None:
         """The kind that an axis counts, and how many times; None: it counts none."""
-        for kind, (a, b) in enumerate(self.sizes):
+        for kind, (a, b) in enumerate([*self.sizes, *self._pairs]):
             if small % a == 0 and small // a * b == large and small:
                 return kind, small // a
         return None
+
+    @property
+    def _pairs(self) -> Sequence[tuple[int, int]]:
+        """How many pairs of members there are."""
+        if self.padded is None:
+            return ()
+        (a, b), (m, n) = self.sizes[BUNDLES], self.padded
+        return ((a * m * m, b * n * n),)
 
     def like(self, small: Sequence[int], large: Sequence[int]) -> Axes:
         """What the axes of a tensor count.
@@ -132,9 +161,9 @@ class TraceCounts:
         differ = [k for k, (a, b) in enumerate(zip(small, large, strict=True)) if a != b]
         if not differ:
             return Axes(NO_ROWS, 1, tuple(small), 0)
-        found = self.of(small[0], large[0])
-        if differ == [0] and found is not None:
-            return Axes(*found, tuple(small[1:]), 1)
+        rows = self.of(small[0], large[0])
+        if differ == [0] and rows is not None:
+            return Axes(*rows, tuple(small[1:]), 1)
         first = differ[0]
         counted = self.of(small[first], large[first])
         if len(differ) == 1 and counted is not None and set(small[:first]) == {1}:
@@ -142,20 +171,50 @@ class TraceCounts:
         others = (*small[:first], *small[first + 1 :])
         if len(differ) == 1 and (small[first], large[first]) == self.padded:
             return Axes(MEMBERS, 1, others, 1, first, alone=True)
-        if self.padded is not None and len(differ) == 2 and differ[0] == 0:
-            j = differ[1]
-            tail = (*small[1:j], *small[j + 1 :])
-            if found is not None and found[0] == BUNDLES and (small[j], large[j]) == self.padded:
-                if found[1] == 1:
-                    return Axes(MEMBERS, 1, tail, PADDED, j - 1)
-                return Axes(MEMBERS, 1, (found[1], *tail), PADDED, j, merged=True)
-            if j == 1 and (small[0], large[0]) == self.padded:
-                if self.of(small[1], large[1]) == (BUNDLES, 1):
-                    return Axes(MEMBERS, 1, tail, PADDED, SWAPPED)
-        shapes = f"a tensor of shape {tuple(small)} in one trace and {tuple(large)} in another"
-        pairs = list(zip(small, large, strict=True))
-        met = self.padded is not None and pairs.count(self.padded) > 1
-        raise Refused(f"members of a bundle meet one another: {shapes}" if met else shapes)
+        found = self._of_padded(small, large, differ) or self._of_pairs(small, large, differ)
+        if found is None:
+            several = f"shape {tuple(small)} in one trace and {tuple(large)} in another"
+            raise Refused(f"a tensor of {several}")
+        return found
+
+    def _of_padded(
+        self, small: Sequence[int], large: Sequence[int], differ: Sequence[int]
+    ) -> Axes | None:
+        """Of what has an axis of bundles and one of their members."""
+        if self.padded is None or len(differ) != 2 or differ[0] != 0:
+            return None
+        j, found = differ[1], self.of(small[0], large[0])
+        tail = (*small[1:j], *small[j + 1 :])
+        if found is not None and found[0] == BUNDLES and (small[j], large[j]) == self.padded:
+            if found[1] == 1:
+                return Axes(MEMBERS, 1, tail, PADDED, j - 1)
+            return Axes(MEMBERS, 1, (found[1], *tail), PADDED, j, merged=True)
+        if j == 1 and (small[0], large[0]) == self.padded:
+            if self.of(small[1], large[1]) == (BUNDLES, 1):
+                return Axes(MEMBERS, 1, tail, PADDED, SWAPPED)
+        return None
+
+    def _of_pairs(
+        self, small: Sequence[int], large: Sequence[int], differ: Sequence[int]
+    ) -> Axes | None:
+        """Of what has an axis for either member of pairs, or one of all members and another."""
+        *ahead, first, second = differ if len(differ) > 1 else (0, 0)
+        tail = tuple([n for k, n in enumerate(small) if k not in differ])
+        if self.padded is None or (small[second], large[second]) != self.padded:
+            return None
+        if (small[first], large[first]) != self.padded:
+            found = self.of(small[first], large[first])
+            flat = (found, first, ahead) == ((MEMBERS, 1), 0, [])
+            return Axes(PAIRS, 1, tail, PADDED, 0, second=second - 1) if flat else None
+        if not ahead:
+            return Axes(PAIRS, 1, tail, PADDED, first, alone=True, second=second - 1)
+        found = self.of(small[0], large[0])
+        if ahead != [0] or found is None or found[0] != BUNDLES:
+            return None
+        if found[1] == 1:
+            return Axes(PAIRS, 1, tail, PAIRED, first - 1, second=second - 2)
+        many = found[1], *tail
+        return Axes(PAIRS, 1, many, PAIRED, first, merged=True, second=second - 1)
 
 
 @final
@@ -257,6 +316,20 @@ class InFront:
 
 @final
 @dataclass(frozen=True, slots=True)
+class NamedMembers:
+    """Integers that name members of the bundle of each member.
+
+    Args:
+        value: Their numbers in the bundle; -1 is none.
+        whole: Whether they count among all members instead.
+    """
+
+    value: RaggedValue
+    whole: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class CountedRows:
     """Integers that only integers have made."""
 
@@ -299,3 +372,7 @@ class WayOfSteps:
     spread: dict[RaggedValue, RaggedValue] = field(default_factory=dict)
     held: dict[int, RaggedValue] = field(default_factory=dict)
     place: RaggedValue | None = None
+    paired: dict[tuple[RaggedValue, bool], RaggedValue] = field(default_factory=dict)
+    """What members have, for the pairs in which they are the first, or the second."""
+    turned: dict[Buffer, RaggedValue] = field(default_factory=dict)
+    """By numbers of pairs, the same with the members of each the other way round."""

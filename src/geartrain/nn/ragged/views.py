@@ -20,6 +20,7 @@ from geartrain.nn.ragged.front import (
     put_in_front,
     selected_back,
 )
+from geartrain.nn.ragged.pairs import turned
 from geartrain.nn.ragged.values import (
     MEMBERS,
     NO_ROWS,
@@ -28,6 +29,7 @@ from geartrain.nn.ragged.values import (
     HeldValue,
     InFront,
     MostOf,
+    NamedMembers,
     RaggedValue,
 )
 
@@ -45,6 +47,10 @@ def _view(low: AbstractLowering, x: fx.Node) -> None:
         return
     if x.target is aten.unsqueeze.default and not low.has_rows_first(x) and args[1] == 0:
         low.values[x] = InFront((low.whole(args[0], late=low.late(x)),))
+        return
+    if isinstance(known, NamedMembers):
+        named = replace(known.value, tail=low.like(x).tail)
+        low.values[x] = replace(known, value=named)
         return
     if x.target is aten._to_copy.default and x.meta["dtype"] is not low.dtype:
         raise Refused("numbers of another dtype")
@@ -80,7 +86,7 @@ def _view_rows(low: AbstractLowering, x: fx.Node, source: fx.Node, like: Axes) -
 def _axis(like: Axes, rank: int, dim: int) -> int:
     """Which axis of the tail is cut."""
     at = like.tail_axis(dim % rank)
-    if at < 0 or like.kind == NO_ROWS or math.prod(like.tail[:at]) != 1:
+    if at < 0 or like.kind == NO_ROWS:
         raise Refused("an axis of rows is cut")
     return at
 
@@ -100,6 +106,44 @@ def _part(value: RaggedValue, at: int, start: int, tail: tuple[int, ...]) -> Rag
     return replace(value, at=value.at + start * inner, tail=tail)
 
 
+def _from_axis(value: RaggedValue, at: int) -> RaggedValue:
+    """All that lies side by side, as rows of the axes from one on."""
+    ahead = math.prod(value.tail[:at])
+    if ahead == 1:
+        return replace(value, tail=value.tail[at:])
+    row = math.prod(value.tail[at:])
+    return replace(value, times=value.times * ahead, row=row, tail=value.tail[at:])
+
+
+def _piece(
+    low: AbstractLowering,
+    value: RaggedValue,
+    at: int,
+    start: int,
+    tail: tuple[int, ...],
+    *,
+    late: bool,
+) -> RaggedValue:
+    """A part along an axis: where it lies, or if it lies in pieces, a copy."""
+    if math.prod(value.tail[:at]) == 1:
+        return _part(value, at, start, tail)
+    part = _part(_from_axis(low.dense(value, late=late), at), 0, start, tail[at:])
+    out = low.room(Axes(value.kind, value.times, tail, 1), late=late)
+    low.plain(Op.COPY, _from_axis(out, at), part, late=late)
+    return out
+
+
+def _put(
+    low: AbstractLowering, out: RaggedValue, at: int, start: int, piece: RaggedValue, *, late: bool
+) -> None:
+    """A part along an axis is written."""
+    if math.prod(out.tail[:at]) != 1:
+        piece = low.dense(piece, late=late)
+    piece = _from_axis(piece, at)
+    home = _part(_from_axis(out, at), 0, start, piece.tail)
+    low.plain(Op.COPY, home, piece, late=late)
+
+
 def _slice(low: AbstractLowering, x: fx.Node) -> None:
     args: Any = x.args
     dim = args[1] if len(args) > 1 else 0
@@ -117,7 +161,7 @@ def _slice(low: AbstractLowering, x: fx.Node) -> None:
     value = low.whole(source, late=low.late(x))
     start = args[2] if len(args) > 2 and args[2] is not None else 0
     start = start + value.tail[at] if start < 0 else start
-    low.values[x] = _part(value, at, start, low.like(x).tail)
+    low.values[x] = _piece(low, value, at, start, low.like(x).tail, late=low.late(x))
 
 
 def _is_table(low: AbstractLowering, x: fx.Node, dim: int, cut: Sequence[Any]) -> bool:
@@ -164,7 +208,8 @@ def _select(low: AbstractLowering, x: fx.Node) -> None:
         return
     at = _axis_of(low, source, dim)
     value = low.whole(source, late=low.late(x))
-    low.values[x] = _part(value, at, which % value.tail[at], low.like(x).tail)
+    which %= value.tail[at]
+    low.values[x] = _piece(low, value, at, which, low.like(x).tail, late=low.late(x))
 
 
 def _split(low: AbstractLowering, x: fx.Node) -> None:
@@ -178,7 +223,7 @@ def _split(low: AbstractLowering, x: fx.Node) -> None:
     found, start = [], 0
     for size in sizes:
         tail = (*value.tail[:at], size, *value.tail[at + 1 :])
-        found.append(_part(value, at, start, tail))
+        found.append(_piece(low, value, at, start, tail, late=low.late(x)))
         start += size
     low.values[x] = found
 
@@ -192,7 +237,8 @@ def _unbind(low: AbstractLowering, x: fx.Node) -> None:
     at = _axis_of(low, args[0], dim)
     value = low.whole(args[0], late=low.late(x))
     tail = (*value.tail[:at], *value.tail[at + 1 :])
-    low.values[x] = [_part(value, at, k, tail) for k in range(value.tail[at])]
+    late = low.late(x)
+    low.values[x] = [_piece(low, value, at, k, tail, late=late) for k in range(value.tail[at])]
 
 
 def _item(low: AbstractLowering, x: fx.Node) -> None:
@@ -210,10 +256,10 @@ def _cat(low: AbstractLowering, x: fx.Node) -> None:
     out, start = low.room(like, late=late), 0
     for y in args[0]:
         piece = low.whole(y, late=late)
-        if (piece.kind, piece.times) != (like.kind, like.times) or low.like(y).at != like.at:
+        same = (piece.kind, piece.times) == (like.kind, like.times)
+        if not same or low.like(y).at != like.at or low.like(y).second != like.second:
             raise Refused("rows of two kinds side by side")
-        home = _part(out, at, start, piece.tail)
-        low.plain(Op.COPY, home, piece, late=late)
+        _put(low, out, at, start, piece, late=late)
         start += piece.tail[at]
     low.values[x] = out
 
@@ -227,7 +273,7 @@ def _stack(low: AbstractLowering, x: fx.Node) -> None:
         piece = low.whole(y, late=late)
         if (piece.kind, piece.times) != (like.kind, like.times):
             raise Refused("rows of two kinds side by side")
-        low.plain(Op.COPY, _part(out, at, k, piece.tail), piece, late=late)
+        _put(low, out, at, k, piece, late=late)
     low.values[x] = out
 
 
@@ -259,7 +305,7 @@ def _put_back(low: AbstractLowering, x: fx.Node) -> None:
     out, start = low.room(like, late=late), args[3]
     start = start + like.tail[at] if start < 0 else start
     low.plain(Op.ZERO, out, late=late)
-    low.plain(Op.COPY, _part(out, at, start, piece.tail), piece, late=late)
+    _put(low, out, at, start, piece, late=late)
     low.values[x] = out
 
 
@@ -288,8 +334,11 @@ def _turn(low: AbstractLowering, x: fx.Node) -> None:
         raise Refused("axes change places")
     if isinstance(known, HeldValue):
         low.values[x] = replace(known, tail=like.tail)
-    else:
-        low.values[x] = replace(low.value(source, late=low.late(x)), tail=like.tail)
+        return
+    value, order = low.value(source, late=low.late(x)), _order(x, len(shape))
+    if mine.second >= 0 and order.index(mine.pair[0]) > order.index(mine.pair[1]):
+        value = turned(low, value, late=low.late(x))
+    low.values[x] = replace(value, tail=like.tail)
 
 
 def _order(x: fx.Node, rank: int) -> list[int]:

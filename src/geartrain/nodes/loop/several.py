@@ -441,8 +441,9 @@ class SeveralModule:
         form = self.layout.form
         steps = (form.forward if forward else form.backward).steps
         ends = self._ends[first : first + n + 1]
-        longest = int((ends[1:] - ends[:-1]).max(initial=0))
-        sizes = n, int(ends[-1] - ends[0]), 0, 0
+        lengths = ends[1:] - ends[:-1]
+        longest = int(lengths.max(initial=0))
+        sizes = n, int(ends[-1] - ends[0]), 0, 0, int(lengths @ lengths)
         return steps.between(n, longest), steps.work(sizes)
 
     def kept(self, first: int, into: int, n: int, held: FiringTensors) -> KeptCall:
