@@ -483,6 +483,28 @@ def test_members_that_never_come_are_told():
         accumulate(graph, instances(2))
 
 
+def has_failed(m: object) -> object:
+    raise RuntimeError("no more")
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "name"),
+    [(has_failed, 2, "copies"), (lambda m: 2 + 0 * m.turn, has_failed, "heard")],
+)
+def test_a_function_that_fails_while_rows_are_counted_is_told_by_name(count, size, name):
+    graph = Graph(value=("turns",))
+    state = graph.loop(name="state", run="whole")
+    state.join(graph.input("x", turn=0))
+    copies = state.flatmap("number", count=count, name="copies")
+    heard = copies.group(by=("instance", "turn"), size=size, how="sum", name="heard")
+    step = heard.through(nn.Linear(2, 2).double()).move(turn=lambda m: m.turn + 1)
+    more, done = step.where(lambda m: m.turn < m.turns)
+    state.join(more)
+    done.loss(squared)
+    with pytest.raises(WorkerError, match=rf"RuntimeError in '{name}', \d rows of .*instance 0"):
+        accumulate(graph, instances(2))
+
+
 class Bad(nn.Module):
     """Fails forward where it is told to."""
 

@@ -179,12 +179,13 @@ class Move(AbstractStep):
         return state
 
     def _absolute(self, batch: Forward, value: IntArray, kind: str) -> IntArray:
-        value = np.array(value)  # ours: checked is what is used
+        value = np.array(value, np.int64)  # ours: checked is what is used
         arena, slots = self.place.arena, batch.state[INSTANCE]
         base, size = (
             (arena.base, arena.size) if kind == "vertex" else (arena.edge_base, arena.edge_size)
         )
-        bad = (value < 0) | (value >= size[slots])
+        sizes = size.take(slots)
+        bad = value.view(np.uint64) >= sizes.view(np.uint64)  # or negative
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
             slot = int(slots[i])
@@ -194,7 +195,7 @@ class Move(AbstractStep):
                 f"instance has {kind} 0..{int(size[slot]) - 1}; split such rows off with where() "
                 "first"
             )
-        moved: IntArray = value + base[slots]
+        moved: IntArray = value + base.take(slots)
         return moved
 
 

@@ -129,7 +129,7 @@ class Numbers:
         if found is None:
             found = self._grouped[number] = _Grown(), _Grown(), _Grown()
         starts, counts, all_members = found
-        starts.extend(np.cumsum(sizes) - sizes + all_members.size)
+        starts.extend(sizes.cumsum() - sizes + all_members.size)
         counts.extend(sizes)
         all_members.extend(members)
         return self.more(number, sizes.size)

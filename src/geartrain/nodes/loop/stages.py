@@ -18,6 +18,7 @@ from geartrain.nodes.group import Group
 from geartrain.nodes.join import JoinNode
 from geartrain.nodes.loop.columns import SideBySide
 from geartrain.nodes.loop.members import Members, Sides
+from geartrain.nodes.loop.numbers import counted
 from geartrain.nodes.loop.plan import AbstractStage, LoopPlan, RowNumbers
 from geartrain.nodes.loop.values import AbstractValue, Grouped, Parted, Unbundled
 from geartrain.nodes.structure import Flatmap, Ungroup
@@ -40,8 +41,11 @@ class StepStage(AbstractStage):
         self, port: int, rows: RowNumbers, plan: LoopPlan
     ) -> Iterator[tuple[int, RowNumbers]]:
         batch = plan.batch(rows, self._source)
-        with _Blamed(self._step, rows):
+        try:
             passage = self._step.apply(batch)
+        except Exception as error:
+            _blame(self._step, rows, error)
+            raise
         for way, sent in passage.forward:
             yield way, RowNumbers(sent.origin, sent.state)
 
@@ -77,13 +81,16 @@ class FlatmapStage(AbstractStage):
         self, port: int, rows: RowNumbers, plan: LoopPlan
     ) -> Iterator[tuple[int, RowNumbers]]:
         batch = plan.batch(rows, self._source)
-        with _Blamed(self._node, rows):
+        try:
             starts, counts = self._node.copies(batch)
-        which = np.repeat(np.arange(len(rows)), counts)
+        except Exception as error:
+            _blame(self._node, rows, error)
+            raise
+        which = counted(0, len(rows)).repeat(counts)
         if which.size:
             state = rows.state.take(which, 1)
             state[self._node.column] = self._node.numbers(starts, counts)
-            yield 0, RowNumbers(rows.numbers[which], state)
+            yield 0, RowNumbers(rows.numbers.take(which), state)
 
 
 @final
@@ -149,8 +156,11 @@ class GroupStage(AbstractStage):
     def apply(
         self, port: int, rows: RowNumbers, plan: LoopPlan
     ) -> Iterator[tuple[int, RowNumbers]]:
-        with _Blamed(self._node, rows):
+        try:
             members, sizes, state = self._members.complete(rows.numbers, rows.state)
+        except Exception as error:
+            _blame(self._node, rows, error)
+            raise
         if sizes.size:
             yield 0, RowNumbers(plan.numbers.group(self._value.number, members, sizes), state)
 
@@ -172,8 +182,7 @@ class JoinStage(AbstractStage):
     def apply(
         self, port: int, rows: RowNumbers, plan: LoopPlan
     ) -> Iterator[tuple[int, RowNumbers]]:
-        with _Blamed(self._node, rows):
-            sides, state = self._sides.complete(port, rows.numbers, rows.state)
+        sides, state = self._sides.complete(port, rows.numbers, rows.state)
         if sides[0].size:
             yield 0, RowNumbers(plan.numbers.join(self._value.number, sides), state)
 
@@ -201,19 +210,11 @@ class ExitStage(AbstractStage):
         return iter(())
 
 
-class _Blamed:
-    """What a user's function raises is told with the name of its operator."""
-
-    def __init__(self, node: AbstractStep | Flatmap | Group | JoinNode, rows: RowNumbers) -> None:
-        self._node, self._rows = node, rows
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, GeartrainError):
-            whose = self._node.place.arena.describe_several(self._rows.state[INSTANCE])
-            raise WorkerError(
-                f"{type(error).__name__} in '{self._node.name}', {len(self._rows)} rows of "
-                f"{whose}: {error}{by_columns(error)}"
-            ) from error
+def _blame(node: AbstractStep | Flatmap | Group, rows: RowNumbers, error: Exception) -> None:
+    """Tell what a user's function raised with the name of its operator."""
+    if not isinstance(error, GeartrainError):
+        whose = node.place.arena.describe_several(rows.state[INSTANCE])
+        raise WorkerError(
+            f"{type(error).__name__} in '{node.name}', {len(rows)} rows of "
+            f"{whose}: {error}{by_columns(error)}"
+        ) from error
