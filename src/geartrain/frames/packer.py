@@ -25,7 +25,7 @@ from torch import Tensor
 from geartrain.errors import DataError
 from geartrain.frames.columns import Columns
 from geartrain.frames.frame import BY_SOURCE, FIRST_OUT, Arena
-from geartrain.frames.instance import Instance, as_column
+from geartrain.frames.instance import Instance, as_column, called, is_plain, require_plain
 from geartrain.frames.message import IntArray, ends_of, ranges
 from geartrain.frames.packed import Packed, PackedRows
 from geartrain.frames.stacking import stacked
@@ -87,6 +87,15 @@ class Packer:
                 type, points outside of its instance, holds NaN, or is not what a node can compute;
                 names the instance.
         """
+        try:
+            return self._admissible(self._packed(instances))
+        except (AttributeError, TypeError, RuntimeError):
+            for instance in instances:
+                require_plain(instance)
+            raise
+
+    def _packed(self, instances: Sequence[Instance]) -> Packed:
+        """What instances bring, in columns."""
         arena = self._arena
         inputs = {name: self._rows(o, instances) for name, o in self._inputs.items()}
         counts = self._counts(instances, inputs)
@@ -105,7 +114,7 @@ class Packer:
         for name, rows in inputs.items():
             if not self._inputs[name].bundle:
                 _check_places(instances, name, rows, sizes)
-        packed = Packed(
+        return Packed(
             np.fromiter([i.key for i in instances], np.object_, len(instances)),
             sizes,
             edge_sizes,
@@ -117,7 +126,6 @@ class Packer:
             inputs,
             counts,
         )
-        return self._admissible(packed)
 
     def pack_columns(self, columns: Columns, places: IntArray) -> Packed:
         """Take some of many columns.
@@ -267,6 +275,8 @@ class Packer:
                 f"{called(instance)}: input '{operator.name}' is {type(rows).__name__}; bring a "
                 "tensor (n, ...) or a pair (tensor, vertices)"
             )
+        if not is_plain(rows):
+            require_plain(instance)
         shape = rows.shape
         here = np.arange(shape[0]) if at is None else np.asarray(at, np.int64)
         if here.shape != shape[:1]:
@@ -330,11 +340,6 @@ class Packer:
                 continue
             parts.append(table.fitting(name, as_column(value)[None], parts, called(instance)))
         return np.concatenate(parts)
-
-
-def called(instance: Instance) -> str:
-    """What errors call an instance."""
-    return f"instance {'without a key' if instance.key is None else instance.key}"
 
 
 _NOWHERE = np.zeros(0, np.int64)
