@@ -8,12 +8,14 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import geartrain as gt
+from tests.rigs.passes import processes
 
 RULES = gt.Rules(
     optimizer=partial(torch.optim.SGD, lr=0.1), update_every=gt.Flush(), average="instances"
@@ -132,3 +134,57 @@ def test_graphs_are_copied_with_their_modules_and_train_alike() -> None:
     gt.Session(other, rules=RULES).fit(data(), epochs=1)
     assert_trained_as_by_hand(other.modules()[0], 1, data())
     assert_trained_as_by_hand(graph.modules()[0], 0, data())
+
+
+@pytest.mark.parametrize("large", [2**63, 2**64, np.uint64(2**63), np.array(2**63)])
+@pytest.mark.parametrize("first", [0, 3])
+def test_integers_beyond_63_bits_are_refused_and_not_wrapped(large: Any, first: int) -> None:
+    trained, _ = session()
+    given = data()
+    given[first] = gt.Instance(given[first].inputs, value={"label": large}, key=first)
+    with pytest.raises(gt.DataError, match=rf"instance {first}: value column 'label'.*2\*\*63"):
+        trained.fit(given, epochs=1)
+    column = gt.Graph(vertex=("v",), value=("label",))
+    column.input("x").through(nn.Linear(2, 2)).loss(gt.cross_entropy, target="label")
+    wrong = gt.Instance(given[first].inputs, {"v": [large]}, value={"label": 1}, key=7)
+    with pytest.raises(gt.DataError, match=r"instance 7: vertex column 'v'.*2\*\*63"):
+        gt.Session(column, rules=RULES).fit([wrong], epochs=1)
+
+
+def test_a_folder_that_cannot_be_made_is_told_with_its_name(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    trained, _ = session()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(gt.CheckpointError, match=r"folder '.*file.*cannot be made.*give one"):
+            trained.fit(data(), epochs=1, folder=folder)
+    with pytest.raises(gt.CheckpointError, match="is a folder: give the name of a file"):
+        trained.save("")
+
+
+class Mute(Exception):
+    """A user's own that says nothing."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no voice")
+
+
+class Muting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and len(x) == 1 and not x.is_meta:
+            raise Mute
+        return self.map(x)
+
+
+@pytest.mark.parametrize("runtime", [partial(gt.Threads, 1), partial(processes, 2)])
+def test_an_error_that_cannot_say_itself_is_told_with_its_node(runtime) -> None:
+    graph = gt.Graph(value=("label",))
+    mute = graph.input("x").through(Muting(), name="mute", keep="graph")
+    mute.loss(gt.cross_entropy, target="label")
+    talking = gt.Session(graph, rules=RULES, runtime=runtime(), max_active=1)
+    with pytest.raises(gt.WorkerError, match=r"Mute in node 'mute'.*__str__ raised Runt") as told:
+        talking.fit(data(), epochs=1)
+    assert not isinstance(told.value, gt.WorkerDiedError)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -88,13 +88,18 @@ def is_plain(rows: Tensor) -> bool:
 
 
 def as_column(array: object) -> NDArray[Any]:
-    """Integers as int64, floats as they are."""
+    """Integers as int64, floats as they are, and what is neither."""
     if isinstance(array, Tensor):
         array = array.detach()
     column = array if isinstance(array, np.ndarray) else np.asarray(array)
     if column.dtype.kind in "iub" and column.dtype != np.int64:
+        if column.dtype == np.uint64 and column.size and column.max() > _LARGEST:
+            return column  # which no table takes
         return column.astype(np.int64)
     return column
+
+
+_LARGEST: Final = np.uint64(2**63 - 1)
 
 
 def stopped(where: str) -> DataError:

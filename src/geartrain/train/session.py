@@ -42,7 +42,7 @@ from geartrain.sharing.alone import Alone
 from geartrain.sharing.sharing import AbstractSharing
 from geartrain.train.arguments import require_given, require_instruments, require_kinds
 from geartrain.train.auto import Auto, RuntimeChoice
-from geartrain.train.checkpoint import Retention, write_checkpoint
+from geartrain.train.checkpoint import Retention, made_folder, write_checkpoint
 from geartrain.train.fit_arguments import require_fit_arguments
 from geartrain.train.fitting import Fitting
 from geartrain.train.in_flight import InFlight
@@ -256,10 +256,9 @@ class Session:
             self.state.remark()
             retention = None
             if folder is not None:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-                retention = Retention(Path(folder), keep_last)
+                retention = Retention(made_folder(folder), keep_last)
             if keep is not None and keep.folder is not None:
-                Path(keep.folder).mkdir(parents=True, exist_ok=True)
+                made_folder(keep.folder)
             return Fitting(
                 self.state,
                 source,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from geartrain import errors
-from geartrain.errors import GeartrainError, WorkerError
+from geartrain.errors import GeartrainError, WorkerError, said
 
 _LONGEST_CHAIN: Final = 16  # errors that led to one another; a chain may end in itself
 
@@ -28,7 +28,7 @@ def _told(error: BaseException, left: int) -> dict[str, Any]:
     return {
         "class": type(error).__name__,
         "ours": isinstance(error, GeartrainError),
-        "message": str(error),
+        "message": said(error),
         "notes": list(getattr(error, "__notes__", ())),
         "cause": led(cause),
         "context": led(None if context is cause else context),
