@@ -73,6 +73,18 @@ def test_training_is_training_whatever_is_said_around_it(
     net(torch.ones(1, 2)).sum().backward()
 
 
+def test_what_a_session_makes_under_inference_mode_can_be_trained() -> None:
+    """Adagrad has its sums from the first."""
+    graph = session()[0].graph
+    before = [p.detach().clone() for p in graph.modules()[0].parameters()]
+    with torch.inference_mode():
+        rules = gt.Rules(optimizer=partial(torch.optim.Adagrad, lr=0.1), update_every=4)
+        trained = gt.Session(graph, rules=rules)
+    trained.fit(data(), epochs=1)
+    now = list(graph.modules()[0].parameters())
+    assert not any(torch.equal(a, b) for a, b in zip(before, now, strict=True))
+
+
 def in_inference(x: Tensor) -> Tensor:
     with torch.inference_mode():
         return x.clone()
