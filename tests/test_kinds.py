@@ -230,7 +230,9 @@ ROWS: dict[str, Taking] = {
     "Schedule.drain": truth(lambda x: gt.Schedule(drain=x)),
     "Schedule.policy": call(lambda x: gt.Schedule(policy=x), None, lambda w: gt.BackwardFirst()),
     "Schedule.placement": Taking(
-        lambda x: gt.Schedule(placement=x), [{}, {"it": 0}], [3, "it", ["it"], {3: 0}, {"it": "0"}]
+        lambda x: gt.Schedule(placement=x),
+        [None, {}, {"it": 0}],
+        [3, "it", ["it"], {3: 0}, {"it": "0"}],
     ),
     "Session.graph": thing(lambda x: gt.Session(x), session().graph),
     "Session.rules": thing(lambda x: session(rules=x), None, gt.Rules()),

@@ -51,7 +51,8 @@ class Schedule:
             require_whole(what, self.max_rounds, 1, "1 or more, or None")
         require_truth("Schedule", drain=self.drain)
         wanted = "part or node names with their workers: {'cell': 0}"
-        require_entries("Schedule", str, Integral, wanted, placement=self.placement)
+        if self.placement is not None:
+            require_entries("Schedule", str, Integral, wanted, placement=self.placement)
         for name, fits, wanted in (
             ("ramp", isinstance(self.ramp, AbstractRamp), "a ramp, such as Ramp(over=0)"),
             (
