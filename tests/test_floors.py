@@ -2,8 +2,8 @@
 
     __main__, __init__, the exports of nn
     cli > recipes, train, data > observe > pipeline > whole > nn > runtime > engine >
-    sharing > parts > graph > nodes > transport > frames > native > codec, device, files > errors,
-    schema, bounds
+    sharing > parts > graph > nodes > transport > frames > native > codec, device, files, kinds >
+    errors, schema, bounds
 
 A room may import rooms below it and itself; recipes may use train and data, train may use
 data. What is imported for its types alone counts as well. The rooms
@@ -26,7 +26,7 @@ from tests.rigs.sources import Source, source
 ROOT = Path(__file__).parents[1] / "src" / "geartrain"
 ORDER = (
     ("errors", "schema", "bounds"),
-    ("codec", "device", "files", "garbage", "generators"),
+    ("codec", "device", "files", "garbage", "generators", "kinds"),
     ("native",),
     ("frames",),
     ("transport",),

@@ -29,6 +29,14 @@ class GeartrainError(Exception):
     """Root of the tree."""
 
 
+def said(error: BaseException) -> str:
+    """What an error says; a user's own may raise when it is asked."""
+    try:
+        return str(error)
+    except Exception as another:  # noqa: BLE001 - the first is what is of interest
+        return f"(its __str__ raised {type(another).__name__})"
+
+
 class GraphError(GeartrainError):
     """The graph cannot run as it was written; the message names node, port and remedy."""
 

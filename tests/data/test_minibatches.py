@@ -71,7 +71,7 @@ def test_wrong_data_are_refused_with_what_came() -> None:
         gt.Minibatches(X, Y, batch=0)
     with pytest.raises(DataError, match="4 inputs and 3 targets"):
         gt.minibatch(X[:4], Y[:3])
-    with pytest.raises(DataError, match="x is list"):
+    with pytest.raises(DataError, match=r"x is \[1\]: give rows"):
         gt.minibatch([1], Y[:1])  # type: ignore[arg-type]
     loader = DataLoader(TensorDataset(X), batch_size=4)
     with pytest.raises(DataError, match="gives pairs"):

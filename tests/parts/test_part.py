@@ -449,7 +449,7 @@ def test_a_part_overrides_what_it_names_and_takes_the_rest_from_the_session():
         (lambda: gt.Rules(update_every=0), ValueError, r"Rows\(0\)"),
         (lambda: gt.Instances(0), ValueError, r"Instances\(0\)"),
         (lambda: gt.Rules(update_every=2.5), TypeError, r"update_every=2.5: give a number"),
-        (lambda: gt.Rules(average="mean"), ValueError, r"average='mean': give 'rows'"),
+        (lambda: gt.Rules(average="mean"), ValueError, r"Rules\(average='mean'\): give 'rows'"),
         (lambda: gt.Rules(max_staleness=-1), ValueError, "max_staleness=-1"),
         (lambda: gt.Clip(norm=0.0), ValueError, "positive"),
         (lambda: gt.Clip(value=-1.0), ValueError, "positive"),

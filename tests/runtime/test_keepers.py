@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -99,6 +101,29 @@ def test_only_the_worker_whose_host_is_gone_moves_to_a_spare_one_that_is_ready(q
         assert hello.worker == 1 and not launcher.deaths()
         assert "host 127.0.0.2 does not answer" in caplog.text
         assert "worker 1 is made anew on host 127.0.0.3" in caplog.text
+
+
+@pytest.fixture
+def many_open_files():
+    """Numbers of open files go on beyond those that ``select`` takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1200:
+        pytest.skip(f"a process may have {hard} open files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    mine = [os.open(os.devnull, os.O_RDONLY)]
+    while mine[-1] < 1024:
+        mine.append(os.dup(mine[0]))
+    yield
+    for fd in mine:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_program_with_many_open_files_has_workers_on_hosts(quick, many_open_files):
+    """Its data may be as many files."""
+    with launched([host(1, program()), host(2, program())], 2) as launcher:
+        assert started(launcher) == ["127.0.0.1", "127.0.0.2"]
+        assert not launcher.deaths(0.05)
 
 
 def test_a_worker_that_died_alone_is_made_anew_where_it_was(quick):

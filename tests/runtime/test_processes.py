@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import threading
 import time
@@ -24,6 +26,7 @@ from geartrain.engine.settings import Settings
 from geartrain.observe.flops import FlopMeter
 from geartrain.runtime.base import AbstractRuntime, Feeder
 from geartrain.runtime.processes.parent import Parent
+from tests.rigs.left import living, wait_until
 from tests.rigs.pairs import WorkSeen, graph_of_pairs, pairs, pass_of_two, square
 from tests.rigs.passes import Quiet, processes
 
@@ -365,6 +368,25 @@ def test_closing_ends_the_workers_and_the_next_pass_makes_new_ones() -> None:
     session.fit(pairs(5), epochs=2)
     assert len(runtime.pids) == 2 and not set(before) & set(runtime.pids)
     runtime.close()
+
+
+def test_a_session_that_nobody_has_any_more_leaves_no_process_and_no_memory() -> None:
+    """Whenever Python next looks for cycles: a program that makes many would have all of them."""
+    runtime = gt.Processes(2, kernel_threads=1)
+    session = gt.Session(graph_of_pairs(), rules=ADAM, runtime=runtime)
+    parts = len(session.parts)
+    gc.collect()
+    files = len(os.listdir("/proc/self/fd"))
+    gc.disable()
+    try:
+        session.fit(pairs(5), epochs=2, valid=pairs(3))
+        pids = runtime.pids
+        assert len(pids) == 2 and len(os.listdir("/proc/self/fd")) > files + 2
+        del session, runtime
+        wait_until(lambda: not living(pids), "the workers have ended")
+        assert len(os.listdir("/proc/self/fd")) <= files + parts  # the weights of each
+    finally:
+        gc.enable()
 
 
 def test_large_rows_gradients_and_letters_are_those_of_one_thread() -> None:

@@ -191,7 +191,8 @@ def test_a_module_that_leaves_by_an_exception_does_not_end_its_process(how, said
 def test_errors_come_with_cause_notes_and_the_traceback_of_the_worker():
     with pytest.raises(WorkerError, match="RuntimeError in node 'map 1'") as caught:
         run(chain(Struck(struck.raise_with_notes)))
-    assert isinstance(caught.value.__cause__, RuntimeError)
+    cause = caught.value.__cause__
+    assert isinstance(cause, RuntimeError) and isinstance(cause.__cause__, OSError)
     text = "\n".join(caught.value.__notes__)
     assert "in worker process" in text and "in raise_with_notes" in text
     assert "the disk is gone" in text and "it was table 7" in text

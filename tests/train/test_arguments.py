@@ -160,8 +160,8 @@ def test_a_jitted_module_is_refused_with_what_to_give_instead(make: Any, keep: A
 
 
 def test_a_placement_has_numbers_of_workers() -> None:
-    placed = gt.Schedule(placement={"it": "1"})  # type: ignore[dict-item]
-    with pytest.raises(ValueError, match=r"placement puts 'it' on worker '1'; there are 0\.\.1"):
+    placed = gt.Schedule(placement={"it": 2})
+    with pytest.raises(ValueError, match=r"placement puts 'it' on worker 2; there are 0\.\.1"):
         gt.Session(graph(), runtime=gt.Threads(2), schedule=placed).fit(rows(), epochs=1)
 
 

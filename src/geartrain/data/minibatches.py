@@ -19,6 +19,7 @@ from geartrain.bounds import require_whole
 from geartrain.data.loader import seeded
 from geartrain.errors import DataError
 from geartrain.frames.instance import Instance
+from geartrain.kinds import require_kind, require_truth
 
 Augment: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -52,6 +53,10 @@ class Minibatches(Sequence[Instance]):
         augment: Augment | None = None,
         drop_last: bool = False,
     ) -> None:
+        _require_tensors("Minibatches", x, y)
+        require_truth("Minibatches", drop_last=drop_last)
+        wanted = "a function of inputs and a generator, or None"
+        require_kind("Minibatches", Callable | None, wanted, augment=augment)
         n = len(x)
         if not n or (y is not None and len(y) != n):
             raise DataError(
@@ -101,6 +106,14 @@ class Minibatches(Sequence[Instance]):
         return torch.Generator().manual_seed(seed)
 
 
+def _require_tensors(owner: str, x: object, y: object) -> None:
+    require_kind(owner, Tensor, "a tensor (n, ...) of rows", x=x)
+    require_kind(owner, Tensor | None, "a tensor (n, ...) of targets, or None", y=y)
+    for name, rows in (("x", x), ("y", y)):
+        if isinstance(rows, Tensor) and not rows.dim():
+            raise DataError(f"{owner}({name}={rows!r:.80}): give rows (n, ...)")
+
+
 @final
 class LoadedMinibatches:
     """The batches of a DataLoader, an instance each.
@@ -111,6 +124,8 @@ class LoadedMinibatches:
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int = 0) -> None:
+        wanted = "a torch DataLoader of pairs (x, y)"
+        require_kind("LoadedMinibatches", DataLoader, wanted, loader=loader)
         require_whole(f"LoadedMinibatches(seed={seed!r})", seed, 0)
         self._loader, self._seed, self._epoch = loader, seed, 0
 
@@ -150,8 +165,8 @@ def minibatch(x: Tensor, y: Tensor, key: object = None) -> Instance:
     """
     for name, rows in (("x", x), ("y", y)):
         if not isinstance(rows, Tensor) or not rows.ndim or not len(rows):
-            shape = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
-            raise DataError(f"{key or 'minibatch'}: {name} is {shape}; expected rows (n, ...)")
+            came = tuple(rows.shape) if isinstance(rows, Tensor) else f"{rows!r:.80}"
+            raise DataError(f"{key or 'minibatch'}: {name} is {came}: give rows (n, ...)")
     if len(x) != len(y):
         raise DataError(
             f"{key or 'minibatch'}: {len(x)} inputs and {len(y)} targets; one for each row"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import final
 
 from geartrain.bounds import require_whole
 from geartrain.engine.controller import AbstractRamp, Ramp
 from geartrain.engine.mailbox import AbstractPolicy
+from geartrain.kinds import require_entries, require_truth
 
 
 @final
@@ -47,17 +49,16 @@ class Schedule:
         if self.max_rounds is not None:
             what = f"Schedule(max_rounds={self.max_rounds!r})"
             require_whole(what, self.max_rounds, 1, "1 or more, or None")
+        require_truth("Schedule", drain=self.drain)
+        wanted = "part or node names with their workers: {'cell': 0}"
+        if self.placement is not None:
+            require_entries("Schedule", str, Integral, wanted, placement=self.placement)
         for name, fits, wanted in (
             ("ramp", isinstance(self.ramp, AbstractRamp), "a ramp, such as Ramp(over=0)"),
             (
                 "policy",
                 self.policy is None or callable(self.policy),
                 "what makes a policy of a worker's index: lambda worker: BackwardFirst()",
-            ),
-            (
-                "placement",
-                not self.placement or isinstance(self.placement, Mapping),
-                "part or node names with their workers: {'cell': 0}",
             ),
         ):
             if not fits:

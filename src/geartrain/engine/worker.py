@@ -21,7 +21,7 @@ from geartrain.engine.mailbox import AbstractPolicy, Queue
 from geartrain.engine.order import Standing
 from geartrain.engine.portion import AbstractPortion
 from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
-from geartrain.errors import GeartrainError, WorkerError
+from geartrain.errors import GeartrainError, WorkerError, said
 from geartrain.frames.frame import Arena
 from geartrain.frames.message import INSTANCE, Backward, Forward, IntArray
 from geartrain.nodes.node import AbstractNode, Emission
@@ -400,7 +400,7 @@ class WorkerState:
             raise
         except Exception as error:
             story = _story(node, port, batches, self._router)
-            raise WorkerError(f"{type(error).__name__} in node {story}: {error}") from error
+            raise WorkerError(f"{type(error).__name__} in node {story}: {said(error)}") from error
         self._set_apart(firing)
         for delivery in out.deliveries:
             self.deliver(delivery)

@@ -20,6 +20,7 @@ from torch import Tensor
 from geartrain.errors import DataError
 from geartrain.frames.instance import Instance, as_column
 from geartrain.frames.message import IntArray
+from geartrain.kinds import require_entries, require_kind
 
 
 @final
@@ -56,7 +57,14 @@ class Columns(Sequence[Instance]):
         edge_lengths: ArrayLike | None = None,
         called: str | Callable[[int], object] = "instance",
     ) -> None:
-        self.lengths: IntArray = np.array(lengths, np.int64)
+        named = "names with columns: {'x': ...}"
+        require_entries("Columns", str, Tensor, "names with tensors: {'x': ...}", inputs=inputs)
+        for name, given in (("vertex", vertex), ("value", value), ("edge", edge)):
+            if given is not None:
+                require_entries("Columns", str, object, named, **{name: given})
+        wanted = "a word, or a function of an instance's number"
+        require_kind("Columns", str | Callable, wanted, called=called)
+        self.lengths: IntArray = _whole("lengths", lengths)
         if self.lengths.ndim != 1 or (self.lengths < 1).any():
             raise DataError(
                 f"Columns: lengths of shape {self.lengths.shape}, the least "
@@ -74,7 +82,7 @@ class Columns(Sequence[Instance]):
         self.edge = {name: as_column(column) for name, column in (edge or {}).items()}
         none = np.zeros_like(self.lengths)
         self.edge_lengths: IntArray = (
-            none if edge_lengths is None else np.array(edge_lengths, np.int64)
+            none if edge_lengths is None else _whole("edge_lengths", edge_lengths)
         )
         self._check({"edge_lengths": self.edge_lengths}, self.lengths.size, "instances")
         if self.edge_lengths.min(initial=0) < 0:
@@ -125,6 +133,16 @@ class Columns(Sequence[Instance]):
     def keys(self, places: IntArray) -> NDArray[np.object_]:
         """The same of several, in an array."""
         return np.fromiter(map(self.key, places.tolist()), np.object_, places.size)
+
+
+def _whole(name: str, given: object) -> IntArray:
+    """Raises:
+    DataError: They are no whole numbers.
+    """
+    found = np.asarray(given)
+    if found.size and found.dtype.kind not in "iu":
+        raise DataError(f"Columns({name}={given!r:.80}): give whole numbers, one for each instance")
+    return found.astype(np.int64)
 
 
 __all__ = ["Columns"]

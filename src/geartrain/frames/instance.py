@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -49,14 +50,56 @@ class Instance:
     key: object = None
 
 
+def called(instance: Instance) -> str:
+    """What errors call it."""
+    return "instance without a key" if instance.key is None else f"instance {instance.key}"
+
+
+def require_plain(instance: Instance) -> None:
+    """Refuse what is of another kind than an instance is made of.
+
+    It is looked at where something has failed, and for a first instance: millions are made.
+
+    Raises:
+        DataError: A field is no mapping of names, or rows are no dense tensor with values.
+    """
+    for field_, wanted in (
+        ("inputs", "{'x': tensor (n, ...)}"),
+        ("vertex", "{'parent': [2, 2, -1]}"),
+        ("edge", "{'source': [0], 'target': [1]}"),
+        ("value", "{'label': 3}"),
+    ):
+        given = getattr(instance, field_)
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+            raise DataError(f"{called(instance)}: {field_}={given!r:.80}: give names: {wanted}")
+    for name, brought in instance.inputs.items():
+        rows = brought[0] if isinstance(brought, tuple) and brought else brought
+        if isinstance(rows, Tensor) and not is_plain(rows):
+            kind = "nested" if rows.is_nested else f"of layout {rows.layout}, on {rows.device}"
+            raise DataError(
+                f"{called(instance)}: input '{name}' is {kind}: give a dense tensor (n, ...) with "
+                "values, as by to_dense(), or a pair (tensor, vertices)"
+            )
+
+
+def is_plain(rows: Tensor) -> bool:
+    """Whether it is dense, and has values."""
+    return rows.layout is torch.strided and not rows.is_nested and not rows.is_meta
+
+
 def as_column(array: object) -> NDArray[Any]:
-    """Integers as int64, floats as they are."""
+    """Integers as int64, floats as they are, and what is neither."""
     if isinstance(array, Tensor):
         array = array.detach()
     column = array if isinstance(array, np.ndarray) else np.asarray(array)
     if column.dtype.kind in "iub" and column.dtype != np.int64:
+        if column.dtype == np.uint64 and column.size and column.max() > _LARGEST:
+            return column  # which no table takes
         return column.astype(np.int64)
     return column
+
+
+_LARGEST: Final = np.uint64(2**63 - 1)
 
 
 def stopped(where: str) -> DataError:

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from geartrain.errors import DataError
+from geartrain.frames.checks import add_sources, check_ends, check_finite, check_places
 from geartrain.frames.columns import Columns
-from geartrain.frames.frame import BY_SOURCE, FIRST_OUT, Arena
-from geartrain.frames.instance import Instance, as_column
+from geartrain.frames.frame import Arena
+from geartrain.frames.instance import Instance, as_column, called, is_plain, require_plain
 from geartrain.frames.message import IntArray, ends_of, ranges
 from geartrain.frames.packed import Packed, PackedRows
 from geartrain.frames.stacking import stacked
@@ -87,6 +88,15 @@ class Packer:
                 type, points outside of its instance, holds NaN, or is not what a node can compute;
                 names the instance.
         """
+        try:
+            return self._admissible(self._packed(instances))
+        except (AttributeError, TypeError, RuntimeError):
+            for instance in instances:
+                require_plain(instance)
+            raise
+
+    def _packed(self, instances: Sequence[Instance]) -> Packed:
+        """What instances bring, in columns."""
         arena = self._arena
         inputs = {name: self._rows(o, instances) for name, o in self._inputs.items()}
         counts = self._counts(instances, inputs)
@@ -99,13 +109,13 @@ class Packer:
             edge = {
                 n: self._column(instances, arena.edges, n, edge_sizes) for n in arena.edge_names
             }
-            _check_ends(instances, edge, sizes, edge_sizes)
-            _add_sources(vertex, edge, sizes, edge_sizes)
+            check_ends(instances, edge, sizes, edge_sizes)
+            add_sources(vertex, edge, sizes, edge_sizes)
         value = {n: self._value(instances, n) for n in arena.value_names}
         for name, rows in inputs.items():
             if not self._inputs[name].bundle:
-                _check_places(instances, name, rows, sizes)
-        packed = Packed(
+                check_places(instances, name, rows, sizes)
+        return Packed(
             np.fromiter([i.key for i in instances], np.object_, len(instances)),
             sizes,
             edge_sizes,
@@ -117,7 +127,6 @@ class Packer:
             inputs,
             counts,
         )
-        return self._admissible(packed)
 
     def pack_columns(self, columns: Columns, places: IntArray) -> Packed:
         """Take some of many columns.
@@ -196,7 +205,7 @@ class Packer:
         for name in ("source", "target"):
             if (edge[name] < 0).any() or (edge[name] >= limit).any():
                 raise DataError(f"edge column '{name}' leads out of its instance")
-        _add_sources(vertex, edge, sizes, edge_sizes)
+        add_sources(vertex, edge, sizes, edge_sizes)
         return edge, edge_sizes
 
     def _require_types(self, table: Table, columns: Mapping[str, Column]) -> None:
@@ -237,7 +246,7 @@ class Packer:
         packed = stacked(given, self._shapes.get(name))
         if packed is not None:
             assert packed.payload is not None
-            _check_finite(instances, name, packed.payload, packed.lengths)
+            check_finite(instances, name, packed.payload, packed.lengths)
             return packed
         looked: dict[int, tuple[Tensor, IntArray]] = {}  # instances may share what they bring
         parts: list[Tensor] = []
@@ -254,7 +263,7 @@ class Packer:
         lengths = _lengths(places)
         joined = _join_rows(name, parts) if lengths.any() else None
         if joined is not None:
-            _check_finite(instances, name, joined, lengths)
+            check_finite(instances, name, joined, lengths)
         return PackedRows(joined, lengths, np.concatenate(places), ends_of(lengths))
 
     def _pair(
@@ -267,6 +276,8 @@ class Packer:
                 f"{called(instance)}: input '{operator.name}' is {type(rows).__name__}; bring a "
                 "tensor (n, ...) or a pair (tensor, vertices)"
             )
+        if not is_plain(rows):
+            require_plain(instance)
         shape = rows.shape
         here = np.arange(shape[0]) if at is None else np.asarray(at, np.int64)
         if here.shape != shape[:1]:
@@ -318,8 +329,8 @@ class Packer:
         kinds = {*map(type, values)}
         whole = kinds <= {int, np.int64}
         if whole or (len(kinds) == 1 and kinds <= _FLOATS):
-            joined = np.array(values, np.int64 if whole else None)
-            if table.takes(name, joined):
+            joined = _numbers(values, np.int64 if whole else None)
+            if joined is not None and table.takes(name, joined):
                 return joined
         parts: list[Column] = []
         for instance, value in zip(instances, values, strict=True):
@@ -332,13 +343,16 @@ class Packer:
         return np.concatenate(parts)
 
 
-def called(instance: Instance) -> str:
-    """What errors call an instance."""
-    return f"instance {'without a key' if instance.key is None else instance.key}"
-
-
 _NOWHERE = np.zeros(0, np.int64)
 _FLOATS: Final = frozenset((float, np.float32, np.float64))
+
+
+def _numbers(values: Sequence[Any], dtype: Any) -> Column | None:
+    """None: one is too large, and wants a closer look."""
+    try:
+        return np.array(values, dtype)
+    except OverflowError:
+        return None
 
 
 def _lengths(arrays: Sequence[Any]) -> IntArray:
@@ -413,58 +427,6 @@ def _entries(instance: Instance, kind: str, name: str, column: object) -> int:
     return len(entries)
 
 
-def _owner(lengths: IntArray, entry: int) -> int:
-    return int(np.searchsorted(np.cumsum(lengths), entry, side="right"))
-
-
-def _check_ends(
-    instances: Sequence[Instance], edge: dict[str, Column], sizes: IntArray, edge_sizes: IntArray
-) -> None:
-    limit = np.repeat(sizes, edge_sizes)
-    for name in ("source", "target"):
-        column = edge[name]
-        if column.dtype.kind != "i" and column.size:
-            first = instances[int(np.argmax(edge_sizes > 0))]
-            raise DataError(
-                f"{called(first)}: edge column '{name}' holds {column.dtype}; expected integers"
-            )
-        edge[name] = column = column.astype(np.int64, copy=False)
-        bad = np.flatnonzero((column < 0) | (column >= limit))
-        if bad.size:
-            owner = _owner(edge_sizes, int(bad[0]))
-            raise DataError(
-                f"{called(instances[owner])}: an edge has {name} {int(column[bad[0]])}, but the "
-                f"instance has vertices 0..{int(sizes[owner]) - 1}"
-            )
-
-
-def _check_places(
-    instances: Sequence[Instance], name: str, rows: PackedRows, sizes: IntArray
-) -> None:
-    bad = np.flatnonzero((rows.at < 0) | (rows.at >= np.repeat(sizes, rows.lengths)))
-    if bad.size:
-        owner = _owner(rows.lengths, int(bad[0]))
-        raise DataError(
-            f"{called(instances[owner])}: input '{name}' has a row at vertex "
-            f"{int(rows.at[bad[0]])}, but the instance has vertices 0..{int(sizes[owner]) - 1}"
-        )
-
-
-def _add_sources(
-    vertex: dict[str, Column], edge: dict[str, Column], sizes: IntArray, edge_sizes: IntArray
-) -> None:
-    """Add degrees, and which edges leave each vertex: one after the other, as they are numbered."""
-    offsets = np.repeat(np.cumsum(sizes) - sizes, edge_sizes)
-    source, target = edge["source"] + offsets, edge["target"] + offsets
-    in_order = not (np.diff(source) < 0).any()
-    edge[BY_SOURCE] = np.arange(source.size) if in_order else np.argsort(source, kind="stable")
-    total = int(sizes.sum())
-    out = np.bincount(source, minlength=total).astype(np.int64)
-    vertex["out_degree"] = out
-    vertex[FIRST_OUT] = np.cumsum(out) - out
-    vertex["in_degree"] = np.bincount(target, minlength=total).astype(np.int64)
-
-
 def _join_rows(name: str, parts: list[Tensor]) -> Tensor:
     if len(parts) == 1:  # floats stay where they are: whatever is written there is a number
         (rows,) = parts
@@ -474,21 +436,6 @@ def _join_rows(name: str, parts: list[Tensor]) -> Tensor:
     except RuntimeError as error:
         shapes = sorted({tuple(p.shape[1:]) for p in parts})
         raise DataError(f"input '{name}' has rows of shapes {shapes}") from error
-
-
-def _check_finite(
-    instances: Sequence[Instance], name: str, payload: Tensor, lengths: IntArray
-) -> None:
-    if not payload.is_floating_point() or payload.sum().isfinite():
-        return  # what is not finite shows in the sum, which may also just be too large
-    if payload.isfinite().all():
-        return
-    broken = ~torch.isfinite(payload).flatten(1).all(1) if payload.ndim > 1 else ~payload.isfinite()
-    owner = _owner(lengths, int(torch.nonzero(broken)[0, 0]))
-    raise DataError(
-        f"{called(instances[owner])}: input '{name}' holds NaN or infinity; clean the features "
-        "before they are fed"
-    )
 
 
 def _are_such(rows: Tensor, known: tuple[torch.Size, torch.dtype], operator: Entrance) -> bool:

@@ -87,7 +87,8 @@ class Table:
             return np.zeros(0, np.int64) if like is None else like[:0]
         if part.dtype.kind not in "if":
             raise DataError(
-                f"{called}: {self.kind} column '{name}' holds {part.dtype}; give integers or floats"
+                f"{called}: {self.kind} column '{name}' holds {part.dtype}; give integers "
+                "up to 2**63 - 1, or floats"
             )
         if like is not None and (like.dtype, like.shape[1:]) != (part.dtype, part.shape[1:]):
             raise DataError(

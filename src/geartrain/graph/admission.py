@@ -35,6 +35,7 @@ from geartrain.graph.operators import (
     Routing,
 )
 from geartrain.graph.through import Through
+from geartrain.kinds import require_class, require_kind
 from geartrain.nodes.kernel import may_have_kernel
 from geartrain.nodes.loss import CrossEntropy, per_row
 
@@ -79,6 +80,7 @@ def require_range(what: str, found: NDArray[Any] | Tensor, n: int) -> None:
     Raises:
         DataError: One is something else.
     """
+    require_kind("require_range", Tensor | np.ndarray, "an array or a tensor", found=found)
     column = found.numpy() if isinstance(found, Tensor) else found
     if column.dtype.kind not in "iu" or not column.size:
         return
@@ -89,6 +91,9 @@ def require_range(what: str, found: NDArray[Any] | Tensor, n: int) -> None:
 
 def register_check(kind: type[M], check: Callable[[M, Brought], None]) -> None:
     """Let modules whose type is exactly ``kind`` be asked so; for modules that are not yours."""
+    require_class("register_check", kind)
+    wanted = "a function of a module and what is brought to it"
+    require_kind("register_check", Callable, wanted, check=check)
     _CHECKS[kind] = cast("Callable[[nn.Module, Brought], None]", check)
 
 

@@ -8,6 +8,7 @@ from typing import Final, final
 from geartrain.errors import GraphError
 from geartrain.graph.operator import AbstractOperator, PartLike
 from geartrain.graph.through import Through
+from geartrain.kinds import require_kind
 
 RESERVED: Final = frozenset(
     "vertex instance edge source target size payload lengths in_degree out_degree".split()
@@ -49,6 +50,7 @@ class Draft:
         Raises:
             GraphError: The given one is taken.
         """
+        require_kind(default, str | None, "a name, or None", name=given)
         if given is not None:
             if given in self._names:
                 first = next((o.kind for o in self.operators if o.name == given), "node")

@@ -39,6 +39,7 @@ from geartrain.frames.message import (
 )
 from geartrain.graph.operator import Spec
 from geartrain.graph.through import AbstractUse
+from geartrain.kinds import require_each, require_entries
 from geartrain.nodes.call import Call, one_by_one
 from geartrain.nodes.node import AbstractNode, Emission, Place, Spared
 from geartrain.nodes.replay import REPLAY, Draw, Replays
@@ -76,10 +77,14 @@ class Gear:
     max_age: int | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.period, Mapping):
+            wanted = "minibatches with periods: {0: 1, 500: 4}"
+            require_entries("Gear", int, int | str, wanted, period=self.period)
         shifts = self._shifts()
         if 0 not in shifts or min(shifts) < 0:
             raise ValueError(
-                f"Gear(period={self.period}): a mapping begins with minibatch 0: {{0: 1, 500: 4}}"
+                f"Gear(period={self.period}): a mapping begins with minibatch 0: give "
+                "{0: 1, 500: 4}"
             )
         for period in shifts.values():
             wanted = "1 or more, or 'never'"
@@ -235,6 +240,9 @@ def check_gears(gears: Mapping[str, Gear], cut: Sequence[str] = ()) -> None:
             above a part that replays; names both, and the way out.
         ValueError: ``cut`` names no part.
     """
+    wanted = "part names with gears: {'part 0': Gear(period=4)}"
+    require_entries("check_gears", str, Gear, wanted, gears=gears)
+    require_each("check_gears", str, "a list of part names", cut=cut)
     names = list(gears)
     if unknown := [name for name in cut if name not in gears]:
         raise ValueError(f"check_gears(cut={unknown}): the parts are {names}")

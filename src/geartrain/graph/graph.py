@@ -18,6 +18,7 @@ Source: static graphs for dynamic control flow, Gaunt et al. 2017, arXiv:1705.09
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Literal, final
 
 import torch
@@ -27,6 +28,7 @@ from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema
 from geartrain.frames.instance import Instance
 from geartrain.graph import checking, drawing
+from geartrain.graph.arguments import require_arguments
 from geartrain.graph.draft import RESERVED, Draft
 from geartrain.graph.layout import GraphLayout
 from geartrain.graph.operator import AbstractOperator, Input
@@ -34,6 +36,7 @@ from geartrain.graph.operators import Joining, Merging
 from geartrain.graph.region import Run
 from geartrain.graph.through import Through
 from geartrain.graph.verbs import AbstractStream
+from geartrain.kinds import require_each, require_kind, require_word
 from geartrain.nodes.method import weights_of
 
 
@@ -117,9 +120,12 @@ class Graph:
                 theirs may differ in shape from one to the next.
             fields: User columns and the constant that rows start with: ``step=0``.
         """
+        require_kind("input", str, "the key of its rows in Instance.inputs", name=name)
+        require_arguments("input", shape=shape, dtype=dtype, bundle=bundle, alone=alone)
         if any(isinstance(o, Input) and o.name == name for o in self._draft.operators):
             raise GraphError(f"input '{name}' is declared twice; use its stream twice instead")
-        for column in fields:
+        for column, value in fields.items():
+            require_kind("input", Integral, "a whole number to start with", **{column: value})
             if column in ("vertex", "edge"):
                 raise GraphError(
                     f"input('{name}', {column}={fields[column]}): instances say at which vertex a "
@@ -171,6 +177,9 @@ class Graph:
         if len(streams) < 2:
             raise ValueError(f"concat() got {len(streams)} streams; two or more")
         sources = self._sources(streams)
+        require_word("concat", ("features", "tuple"), how=how)
+        if on is not None and not isinstance(on, str):
+            require_each("concat", str, "a state column, or several", on=on)
         columns = (on,) if isinstance(on, str) else None if on is None else tuple(on)
         operator = Joining(self._draft.name(name, "concat"), sources, columns, how)
         return self._add(operator)
@@ -246,6 +255,7 @@ class Graph:
         return Stream(self, operator)
 
     def _sources(self, streams: Sequence[Stream]) -> list[tuple[AbstractOperator, int]]:
+        require_each("Graph", Stream, "streams of this graph", streams=streams)
         for stream in streams:
             if stream.graph is not self:
                 raise GraphError(f"{stream} belongs to another graph")
@@ -255,4 +265,6 @@ class Graph:
 def _names(names: Sequence[str], kind: str) -> tuple[str, ...]:
     if isinstance(names, str):
         raise TypeError(f"Graph({kind}={names!r}): give a tuple of names, ({names!r},)")
-    return tuple(names)
+    found = tuple(names) if isinstance(names, Iterator) else names
+    require_each("Graph", str, "a tuple of names, ('label',)", **{kind: found})
+    return tuple(found)

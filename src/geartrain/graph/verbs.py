@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from numbers import Integral
 from typing import Any, Self
-
-from torch import nn
 
 from geartrain.bounds import require_whole
 from geartrain.errors import GraphError
 from geartrain.frames.frame import View
+from geartrain.graph.arguments import (
+    called,
+    function_and_part,
+    refuse_gear,
+    require_arguments,
+    works_as,
+)
 from geartrain.graph.draft import Draft
 from geartrain.graph.gear import Gear, Geared
 from geartrain.graph.memory import Holding
@@ -37,9 +42,9 @@ from geartrain.graph.operators import (
 from geartrain.graph.overlap import Overlapped, OverlapRule
 from geartrain.graph.synthetic import Synthesizing
 from geartrain.graph.through import AbstractUse, Through
+from geartrain.kinds import require_each, require_kind
 from geartrain.nodes.group import Column
 from geartrain.nodes.loss import Metric, Target
-from geartrain.nodes.method import bound, path_inside, weights_of
 from geartrain.nodes.reductions import How
 from geartrain.nodes.replay import REPLAY, Draw, Replays
 
@@ -94,7 +99,8 @@ class AbstractStream(ABC):
             gear: The speed at which it learns, with ``keep="graph"``; default: its part's. Replays
                 of a part's gear begin at the first node that is written for it.
         """
-        function, part = _function_and_part("through", module, part)
+        require_arguments("through", part=part, gear=gear)
+        function, part = function_and_part("through", module, part)
         gear = gear if gear is not None else part.gear if part is not None else None
         stream = self
         if gear is not None and gear.replays and self._draft.first_of(part):
@@ -161,8 +167,9 @@ class AbstractStream(ABC):
                 f"attend() reads what hold() gave, but '{to.operator.name}' is a "
                 f"{to.operator.kind}; hold its bundles first: held = stream.hold()"
             )
-        function, part = _function_and_part("attend", module, part)
-        _refuse_gear("attend", part)
+        require_arguments("attend", part=part)
+        function, part = function_and_part("attend", module, part)
+        refuse_gear("attend", part)
         chosen = keep or (part.keep if part is not None else "auto")
         if chosen not in ("auto", "inputs"):
             raise GraphError(
@@ -201,8 +208,9 @@ class AbstractStream(ABC):
         """
         if rule not in ("sum", "later"):
             raise ValueError(f"overlap(rule={rule!r}): give 'sum' or 'later'")
-        function, part = _function_and_part("overlap", module, part)
-        _refuse_gear("overlap", part)
+        require_arguments("overlap", part=part)
+        function, part = function_and_part("overlap", module, part)
+        refuse_gear("overlap", part)
         up = self._run("overlap", function, part, name, "graph", take, use=Overlapped(rule))
         return up, self._at(up.operator, 1)
 
@@ -227,8 +235,9 @@ class AbstractStream(ABC):
 
         Source: Jaderberg et al. 2016, arXiv:1608.05343.
         """
-        function, part = _function_and_part("synthesize", module, part)
-        _refuse_gear("synthesize", part)
+        require_arguments("synthesize", part=part)
+        function, part = function_and_part("synthesize", module, part)
+        refuse_gear("synthesize", part)
         return self._run("synthesize", function, part, name, "graph", take, use=Synthesizing())
 
     def replay(
@@ -262,6 +271,7 @@ class AbstractStream(ABC):
 
         Source: buffers as in Belilovsky et al. 2020, arXiv:1901.08164.
         """
+        require_arguments("replay", fresh=fresh)
         return self._replay(Replays(times, buffer, draw, max_age, fresh, seed), name)
 
     def _replay(self, rule: Replays, name: str | None) -> Self:
@@ -284,10 +294,12 @@ class AbstractStream(ABC):
         use: AbstractUse | None = None,
         memory: Holding | None = None,
     ) -> Self:
+        require_arguments(verb, keep=keep, take=take, read=read, inside=inside, pool=pool)
+        require_arguments(verb, alone=alone)
         taken = (take,) if isinstance(take, int) else None if take is None else tuple(take)
         if taken is not None and (not taken or min(taken) < 0 or len(set(taken)) < len(taken)):
-            raise ValueError(f"{verb}() got take={take}; numbers of payload tensors, each once")
-        default = part.name if part is not None and part.name else _called(function)
+            raise ValueError(f"{verb}(take={take}): give numbers of payload tensors, each once")
+        default = part.name if part is not None and part.name else called(function)
         chosen = keep or (part.keep if part is not None else "auto")
         if use is not None and chosen == "auto":
             chosen = "graph"
@@ -306,8 +318,8 @@ class AbstractStream(ABC):
             use,
             memory,
         )
-        works = _works_as(function)
-        alike = (o for o in self._draft.throughs() if _works_as(o.function) is works)
+        works = works_as(function)
+        alike = (o for o in self._draft.throughs() if works_as(o.function) is works)
         if (other := next(alike, None)) is not None:
             operator.experience.done = other.experience.done
         return self._add(operator)
@@ -321,6 +333,7 @@ class AbstractStream(ABC):
             predicate: Gets a ``View`` of n rows, returns n booleans (numpy or torch), or integers:
                 it holds where they are not 0.
         """
+        require_arguments("where", predicate=predicate)
         operator = Routing(self._draft.name(name, "where"), self._source, predicate, 2, True)
         yes = self._add(operator)
         return yes, self._at(operator, 1)
@@ -336,6 +349,7 @@ class AbstractStream(ABC):
             ways: How many streams.
         """
         require_whole(f"route(ways={ways!r})", ways, 1)
+        require_arguments("route", choose=choose)
         operator = Routing(self._draft.name(name, "route"), self._source, choose, ways, False)
         self._add(operator)
         return tuple(self._at(operator, k) for k in range(ways))
@@ -345,6 +359,9 @@ class AbstractStream(ABC):
 
         No inverse is needed. ``vertex`` and ``edge`` are numbered inside the instance.
         """
+        for column, value in fields.items():
+            wanted = "a function of a View, or a whole number"
+            require_kind("move", Callable | Integral, wanted, **{column: value})
         if not fields:
             raise ValueError("move() got no column; name one: move(vertex=lambda m: m.parent)")
         for column in fields:
@@ -372,6 +389,7 @@ class AbstractStream(ABC):
             how: ``stack`` makes ``(n, size, ...)``; ``sum``, ``mean``, ``max`` reduce; ``bundle``
                 makes one message of all members, which may be of any number.
         """
+        require_arguments("group", by=by, order=order)
         columns: Mapping[str, Callable[[View], Any] | int | None]
         if isinstance(by, Mapping):
             columns = dict(by)
@@ -383,7 +401,7 @@ class AbstractStream(ABC):
             wanted = "1 member or more, a column, or a function of a View"
             require_whole(f"group(size={size!r})", size, 1, wanted)
         if how not in ("stack", "sum", "mean", "max", "bundle"):
-            raise ValueError(f"group() got how={how!r}; one of stack, sum, mean, max, bundle")
+            raise ValueError(f"group(how={how!r}): give one of stack, sum, mean, max, bundle")
         operator = Grouping(
             self._draft.name(name, "group"), self._source, columns, size, order, how
         )
@@ -395,6 +413,7 @@ class AbstractStream(ABC):
         Args:
             index: State column that numbers the parts from 0; ``vertex`` puts part i at vertex i.
         """
+        require_arguments("ungroup", index=index)
         if index is not None:
             self._draft.declare(index)
         return self._add(Ungrouping(self._draft.name(name, "ungroup"), self._source, index))
@@ -413,6 +432,7 @@ class AbstractStream(ABC):
                 column that numbers the copies from 0; ``vertex`` puts copy i at vertex i.
             count: Gets a ``View``, returns each row's number of copies.
         """
+        require_arguments("flatmap", over=over, count=count)
         if over == "edge" and count is None and self._draft.edge is None:
             raise GraphError(
                 "flatmap over edges, but instances have none: declare Graph(edge=()) or with "
@@ -420,7 +440,7 @@ class AbstractStream(ABC):
             )
         if over != "edge" and count is None:
             raise ValueError(
-                f"flatmap(over={over!r}) wants count=..., the number of copies of a row"
+                f"flatmap(over={over!r}): give count=..., the number of copies of a row"
             )
         self._draft.declare(over)
         return self._add(Flatmapping(self._draft.name(name, "flatmap"), self._source, over, count))
@@ -462,6 +482,8 @@ class AbstractStream(ABC):
                 trains, and is not reported.
             alone: Judge one message at a time: for bundles that are minibatches.
         """
+        require_arguments("loss", criterion=criterion, target=target, weight=weight, label=label)
+        require_arguments("loss", metrics=metrics, alone=alone)
         named = {
             key: m if isinstance(m, Metric) else Metric(m) for key, m in (metrics or {}).items()
         }
@@ -497,6 +519,7 @@ class AbstractStream(ABC):
         Returns:
             This stream. Detach it behind the head and only the local loss trains what is before.
         """
+        require_arguments("head", criterion=criterion, target=target, metrics=metrics)
         head = self.through(module, name=name, part=part, keep=keep)
         head.loss(criterion, target, metrics=metrics)
         return self
@@ -511,6 +534,9 @@ class AbstractStream(ABC):
             take: The payload tensor that is collected; None: all of them.
             alone: Collect one message at a time: for bundles that are minibatches.
         """
+        require_arguments("output", alone=alone)
+        if take is not None:
+            require_whole(f"output(take={take!r:.80})", take, 0, "a payload tensor's, or None")
         operator = Outputting(self._draft.name(name, "output"), self._source, take, alone)
         self._add(operator)
 
@@ -546,47 +572,7 @@ class AbstractStream(ABC):
         return self._at(operator)
 
     def _require_one_graph(self, streams: Sequence[AbstractStream]) -> None:
+        require_each(self.operator.name, AbstractStream, "streams of this graph", streams=streams)
         for stream in streams:
             if stream._draft is not self._draft:
                 raise GraphError(f"{stream} belongs to another graph")
-
-
-def _function_and_part(
-    verb: str, module: Callable[..., Any] | PartLike, part: PartLike | None
-) -> tuple[Callable[..., Any], PartLike | None]:
-    """What a verb runs, and whose weights they are; a ``Part`` stands for its module."""
-    if not callable(module) and isinstance(inner := getattr(module, "module", None), nn.Module):
-        return inner, module
-    if not callable(module) or isinstance(module, type):
-        came = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
-        raise TypeError(f"{verb}() takes a module, a function or a Part, not {came}")
-    function = bound(module)
-    weights = weights_of(function)
-    if part is not None and weights is not None and next(weights.parameters(), None) is not None:
-        if path_inside(part.module, weights) is None:
-            raise GraphError(
-                f"{verb}(): {type(weights).__name__} is not inside the module of its part, "
-                f"{type(part.module).__name__}; a Part's module holds the modules of all nodes "
-                "that name it"
-            )
-    return function, part
-
-
-def _refuse_gear(verb: str, part: PartLike | None) -> None:
-    if part is not None and part.gear is not None:
-        raise ValueError(f"{verb}() got a part with {part.gear}; only through() has gears")
-
-
-def _works_as(function: object) -> object:
-    """The same for operators whose work tells of one another: those of modules of one class, or of
-    functions of one code."""
-    if isinstance(function, nn.Module):
-        return type(function)
-    while isinstance(function, partial):
-        function = function.func
-    return getattr(function, "__code__", function)
-
-
-def _called(function: object) -> str:
-    name: str = getattr(function, "__name__", type(function).__name__)
-    return "function" if name == "<lambda>" else name.lower()

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from geartrain.errors import GraphError, ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload
+from geartrain.kinds import require_class, require_kind
 from geartrain.native.calls import CallForm
 from geartrain.native.rows import take
 from geartrain.nodes.gradient import GradientSum
@@ -252,6 +253,9 @@ def register_kernel(kind: type[M], factory: Callable[[M], AbstractKernel | None]
         kind: The module class; its subclasses are not meant, they may compute something else.
         factory: Gets the module; answers None if this one has options that the kernel lacks.
     """
+    require_class("register_kernel", kind)
+    wanted = "a function of a module that gives a kernel or None"
+    require_kind("register_kernel", Callable, wanted, factory=factory)
     _FACTORIES[kind] = cast("Callable[[nn.Module], AbstractKernel | None]", factory)
 
 

@@ -36,6 +36,7 @@ from geartrain.frames.message import (
     join_states,
 )
 from geartrain.frames.precision import widened
+from geartrain.kinds import require_kind
 from geartrain.native.losses import cross_entropy as native_cross_entropy
 from geartrain.nodes.call import AbstractDryRun, Call, own_integers
 from geartrain.nodes.node import AbstractNode, Emission, Place
@@ -58,6 +59,12 @@ class Metric:
 
     function: Callable[..., Tensor]
     where: Callable[[View], Any] | None = None
+
+    def __post_init__(self) -> None:
+        wanted = "a function of prediction and target that gives a number a row: accuracy"
+        require_kind("Metric", Callable, wanted, function=self.function)
+        wanted = "a function of a View that gives booleans, or None"
+        require_kind("Metric", Callable | None, wanted, where=self.where)
 
 
 def accuracy(prediction: Tensor, target: Tensor) -> Tensor:

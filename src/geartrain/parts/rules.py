@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from geartrain.bounds import require_number, require_whole
 from geartrain.graph.gear import Gear
 from geartrain.graph.operator import Keep
+from geartrain.kinds import require_kind, require_truth, require_word
 from geartrain.parts.late.delay import AbstractDelay
 from geartrain.parts.late.views import AbstractView
 from geartrain.parts.triggers import Flush as Flush
@@ -58,7 +59,7 @@ class Clip:
 
     def __post_init__(self) -> None:
         for limit in (self.norm, self.value):
-            if limit is not None and limit != math.inf:
+            if limit is not None and not (isinstance(limit, float) and limit == math.inf):
                 require_number(f"{self}", limit, "a positive limit, or None for none", above=0)
         if self.over not in ("part", "all"):
             raise ValueError(f"{self}: give over='part' or over='all'")
@@ -107,10 +108,15 @@ class Rules:
     window: int | None = None
 
     def __post_init__(self) -> None:
+        for name, wanted in (
+            ("optimizer", "partial(torch.optim.Adam, lr=1e-3); what shall not learn, freeze"),
+            ("update_every", "a number of gradient rows, or Flush() for the end of an epoch"),
+            ("average", "'rows', 'instances' or 'none'"),
+        ):
+            if getattr(self, name) is None:
+                raise TypeError(f"Rules({name}=None): give {wanted}")
         _require_kinds(self)
         _require_numbers(self)
-        if self.average not in ("rows", "instances", "none"):
-            raise ValueError(f"average={self.average!r}: give 'rows', 'instances' or 'none'")
 
     def trigger(self) -> Trigger:
         return Rows(self.update_every) if isinstance(self.update_every, int) else self.update_every
@@ -157,6 +163,7 @@ class Part:
     device: str | torch.device | None = None
 
     def __post_init__(self) -> None:
+        _require_own(self)
         _require_kinds(self)
         _require_numbers(self)
         if self.view is None:
@@ -205,16 +212,30 @@ def make_optimizer(part: str, make: MakeOptimizer, parameters: Sequence[nn.Param
     return made
 
 
-def _require_kinds(rules: Rules | Part) -> None:
+def require_maker(optimizer: object) -> None:
     """Raises:
-    TypeError: A field holds what is no such thing.
+    TypeError: It is neither None nor what makes an optimiser.
     """
-    if isinstance(rules.optimizer, Optimizer):
-        kind = type(rules.optimizer).__name__
+    if isinstance(optimizer, Optimizer):
+        kind = type(optimizer).__name__
         raise TypeError(
             f"optimizer={kind}(...): an optimiser has its parameters already, and every part makes "
             f"one for its own; give what makes it: partial(torch.optim.{kind}, lr=...)"
         )
+    if optimizer is not None and (not callable(optimizer) or isinstance(optimizer, nn.Module)):
+        raise TypeError(
+            f"optimizer={optimizer!r:.80}: give what makes an optimiser of parameters: "
+            "partial(torch.optim.Adam, lr=1e-3)"
+        )
+
+
+def _require_kinds(rules: Rules | Part) -> None:
+    """Raises:
+    TypeError: A field holds what is no such thing.
+    """
+    require_maker(rules.optimizer)
+    if rules.average is not None:
+        require_word(type(rules).__name__, ("rows", "instances", "none"), average=rules.average)
     if isinstance(rules.scheduler, LRScheduler):
         kind = type(rules.scheduler).__name__
         raise TypeError(
@@ -222,7 +243,6 @@ def _require_kinds(rules: Rules | Part) -> None:
             f"one of its own; give what makes it: partial(torch.optim.lr_scheduler.{kind}, ...)"
         )
     for name, wanted in (
-        ("optimizer", "what makes an optimiser of parameters: partial(torch.optim.Adam, lr=1e-3)"),
         ("schedule", "a function of the instances trained that gives a factor"),
         ("scheduler", "what makes a torch scheduler of an optimiser"),
     ):
@@ -242,6 +262,21 @@ def _require_kinds(rules: Rules | Part) -> None:
         value = getattr(rules, name)
         if value is not None and not isinstance(value, kinds):
             raise TypeError(f"{name}={value!r}: give {wanted}")
+
+
+def _require_own(part: Part) -> None:
+    """Raises:
+    TypeError: What a part has besides rules is no such thing.
+    ValueError: There is no such ``keep``.
+    """
+    wanted = "a module, such as torch.nn.Linear(128, 5)"
+    require_kind("Part", nn.Module, wanted, module=part.module)
+    require_kind("Part", str | None, "a name, or None", name=part.name)
+    require_word("Part", ("auto", "inputs", "activations", "graph"), keep=part.keep)
+    require_truth("Part", full_precision=part.full_precision)
+    require_kind("Part", Gear | None, "a gear, such as Gear(period=4), or None", gear=part.gear)
+    wanted = "a device, such as 'cpu' or 'cuda:1', or None"
+    require_kind("Part", str | torch.device | None, wanted, device=part.device)
 
 
 def _require_numbers(rules: Rules | Part) -> None:

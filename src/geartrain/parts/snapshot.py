@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from geartrain.codec import decode, require_like
 from geartrain.errors import CheckpointError
 from geartrain.frames.tables import sparse_tables
+from geartrain.parts.extra import copied, renew_extra, state_of, state_to_tensors
 from geartrain.parts.looking import ViewEntry, inside
 from geartrain.parts.part import PartState
 from geartrain.parts.pending import check_gradients
@@ -35,8 +36,8 @@ def parts_to_tensors(parts: Mapping[str, PartState]) -> tuple[dict[str, Tensor],
     tensors: dict[str, Tensor] = {}
     document: dict[str, Any] = {}
     for name, part in parts.items():
-        for key, value in part.module.state_dict().items():
-            tensors[f"{name}/weights/{key}"] = value
+        state, extra = state_to_tensors(part.module, name)
+        tensors.update(state)
         entry: dict[str, Any] = {
             "version": part.version,
             "rows": part.counting.rows,
@@ -45,6 +46,7 @@ def parts_to_tensors(parts: Mapping[str, PartState]) -> tuple[dict[str, Tensor],
             "staleness": list(part.histogram()),
             "optimizer": None,
             "scheduler": None,
+            "extra": extra,
         }
         if part.optimizer is not None:
             state, entry["optimizer"] = optimizer_state_to_tensors(part.optimizer)
@@ -118,6 +120,7 @@ class PartEntry:
     scheduler: Mapping[str, Any] | None
     view: Mapping[str, Any] | None = None
     over: Count = 0  # of what the trigger counts; not in runs from before updates counted it
+    extra: Mapping[str, Any] | None = None  # of a module, besides tensors; not in earlier runs
 
 
 @final
@@ -125,7 +128,7 @@ class PartEntry:
 class FoundPart:
     """What ``check_parts`` has found in order of one part."""
 
-    weights: Mapping[str, Tensor]
+    weights: Mapping[str, Any]
     entry: PartEntry
     optimizer: OptimizerState | None
     scheduler: Mapping[str, Any] | None
@@ -136,25 +139,31 @@ class FoundPart:
 
 def check_weights(
     parts: Mapping[str, PartState], tensors: Mapping[str, Tensor], document: Any, path: str
-) -> dict[str, dict[str, Tensor]]:
+) -> dict[str, dict[str, Any]]:
     """The weights that would be loaded, by part; nothing is changed.
 
     Raises:
         CheckpointError: Other parts, or weights of other names or shapes.
     """
     _require_names(parts, document, path)
-    found = {name: inside(tensors, f"{name}/weights/") for name in parts}
+    found = {name: _state_of(name, tensors, document[name], path) for name in parts}
     for name, part in parts.items():
         _check_weights(name, part, found[name], True, path)
     return found
 
 
-def put_weights(parts: Mapping[str, PartState], found: Mapping[str, Mapping[str, Tensor]]) -> None:
+def _state_of(name: str, tensors: Mapping[str, Tensor], entry: Any, path: str) -> dict[str, Any]:
+    """What a part's module would be given."""
+    try:
+        own = entry.get("extra") or {} if isinstance(entry, Mapping) else {}
+        return state_of(inside(tensors, f"{name}/"), own)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: part '{name}': {error}") from error
+
+
+def put_weights(parts: Mapping[str, PartState], found: Mapping[str, Mapping[str, Any]]) -> None:
     """Load what ``check_weights`` let pass, or on failure nothing."""
-    before = {
-        name: {key: value.clone() for key, value in part.module.state_dict().items()}
-        for name, part in parts.items()
-    }
+    before = {name: copied(part.module.state_dict()) for name, part in parts.items()}
     try:
         _put_weights(parts, found)
     except BaseException:
@@ -162,7 +171,7 @@ def put_weights(parts: Mapping[str, PartState], found: Mapping[str, Mapping[str,
         raise
 
 
-def _put_weights(parts: Mapping[str, PartState], found: Mapping[str, Mapping[str, Tensor]]) -> None:
+def _put_weights(parts: Mapping[str, PartState], found: Mapping[str, Mapping[str, Any]]) -> None:
     for name, part in parts.items():
         part.module.load_state_dict(found[name])
         part.replaced()
@@ -189,7 +198,8 @@ def check_parts(
     """
     _require_names(parts, document, path)
     for name, part in parts.items():
-        _check_weights(name, part, inside(tensors, f"{name}/weights/"), False, path)
+        state = _state_of(name, tensors, document[name], path)
+        _check_weights(name, part, state, False, path)
     found: dict[str, FoundPart] = {}
     for name, part in parts.items():
         own = inside(tensors, f"{name}/")
@@ -219,7 +229,7 @@ def put_parts(parts: Mapping[str, PartState], found: Mapping[str, FoundPart]) ->
 def _copied(part: PartState) -> FoundPart:
     """The part as it is."""
     tensors, document = parts_to_tensors({"": part})
-    kept = {key.removeprefix("/"): tensor.clone() for key, tensor in tensors.items()}
+    kept = {key.removeprefix("/"): tensor for key, tensor in copied(tensors).items()}
     entry = PartEntry(**document[""])
     optimizer = scheduler = None
     if part.optimizer is not None:
@@ -232,7 +242,7 @@ def _copied(part: PartState) -> FoundPart:
     if part.scheduler is not None:
         scheduler = copy.deepcopy(part.scheduler.state_dict())
     return FoundPart(
-        inside(kept, "weights/"),
+        state_of(kept, entry.extra),
         entry,
         optimizer,
         scheduler,
@@ -270,7 +280,7 @@ def require_no_others(
         )
 
 
-_KINDS = ("weights", "optimizer", "gradient", "view", "delay", "norm", "exchange")
+_KINDS = ("weights", "extra", "optimizer", "gradient", "view", "delay", "norm", "exchange")
 
 
 def _require_names(parts: Mapping[str, PartState], document: Any, path: str) -> None:
@@ -306,7 +316,7 @@ def _check_one(
     held = _of_rules(tensors)
     if entry.view is not None:
         view = check_view(part, held, entry.view, number)
-    weights = inside(tensors, "weights/")
+    weights = state_of(tensors, entry.extra or {})
     return FoundPart(weights, entry, optimizer, scheduler, gradients, held, view)
 
 
@@ -359,6 +369,7 @@ def take_over(
     _renew_weights(part, inside(sent, "weights/"))
     _renew_buffers(part.module, inside(sent, "buffers/"))
     entry = read(PartEntry, document, "it")
+    renew_extra(part.module, found, entry.extra or {})
     if part.optimizer is not None and entry.optimizer is not None:
         kept = inside({name: before[name] for name in shared}, f"{part.name}/optimizer/")
         _continue_optimizer(part.optimizer, inside(found, "optimizer/"), entry.optimizer, kept)
@@ -413,7 +424,7 @@ def _continue_optimizer(
 
 
 def _check_weights(
-    name: str, part: PartState, found: Mapping[str, Tensor], weights_only: bool, path: str
+    name: str, part: PartState, found: Mapping[str, Any], weights_only: bool, path: str
 ) -> None:
     wanted = part.module.state_dict()
     if set(wanted) != set(found):
@@ -423,6 +434,13 @@ def _check_weights(
             f"{foreign[:5] or 'nothing'} besides; build the module as it was when it was written"
         )
     for key, tensor in wanted.items():
+        if not (isinstance(tensor, Tensor) and isinstance(found[key], Tensor)):
+            if isinstance(tensor, Tensor) or isinstance(found[key], Tensor):
+                raise CheckpointError(
+                    f"{path}: part '{name}': '{key}' is {_kind(found[key])}, the module has "
+                    f"{_kind(tensor)}; build the module as it was when it was written"
+                )
+            continue
         if tensor.shape != found[key].shape:
             raise CheckpointError(
                 f"{path}: part '{name}': '{key}' has shape {tuple(found[key].shape)}, the module "
@@ -433,3 +451,7 @@ def _check_weights(
                 f"{path}: part '{name}': '{key}' is {found[key].dtype}, the module has "
                 f"{tensor.dtype}; convert the module, or load with weights_only=True, which casts"
             )
+
+
+def _kind(value: object) -> str:
+    return "a tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -27,9 +27,10 @@ from geartrain.bounds import require_whole
 from geartrain.errors import GraphError
 from geartrain.graph.graph import Stream
 from geartrain.graph.overlap import OverlapRule
+from geartrain.kinds import require_truth, require_word
 from geartrain.nodes.loss import Metric
 from geartrain.nodes.replay import Draw, Replays
-from geartrain.parts.rules import MakeOptimizer, Part
+from geartrain.parts.rules import MakeOptimizer, Part, require_maker
 from geartrain.pipeline.critic import LocalCritic
 from geartrain.pipeline.rowwise import RowCriterion
 from geartrain.pipeline.stage import Stage, linear_head, zero_map
@@ -206,6 +207,9 @@ class Overlapping(AbstractCredit):
 
     rule: OverlapRule = "sum"
 
+    def __post_init__(self) -> None:
+        require_word("Overlapping", ("sum", "later"), rule=self.rule)
+
     def heads(self, parts: int) -> Sequence[int]:
         return range(1, parts - 1)
 
@@ -244,6 +248,9 @@ class Critics(AbstractCredit):
     """
 
     optimizer: MakeOptimizer | None = None
+
+    def __post_init__(self) -> None:
+        require_maker(self.optimizer)
 
     def heads(self, parts: int) -> Sequence[int]:
         return range(parts - 1)
@@ -299,6 +306,9 @@ class Synthetic(AbstractCredit):
     """
 
     targets: bool = False
+
+    def __post_init__(self) -> None:
+        require_truth("Synthetic", targets=self.targets)
 
     def heads(self, parts: int) -> Sequence[int]:
         return range(parts - 1)

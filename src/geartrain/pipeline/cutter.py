@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from geartrain.bounds import require_whole
 from geartrain.errors import GraphError
+from geartrain.kinds import require_each
 
 Pieces: TypeAlias = str | nn.Module | Sequence[str | nn.Module]
 """Modules in a row: names of submodules (dotted), or modules."""
@@ -85,6 +86,9 @@ def row_of(
         if not len(module):
             raise GraphError(f"{called} has no block; give it one or more")
         return Row((), tuple(module), ())
+    if blocks is not None:
+        listed = [blocks] if isinstance(blocks, str) else blocks
+        require_each("Pipeline", str, "names of lists of blocks: ['layer1']", blocks=listed)
     names = _lists(module) if blocks is None else [blocks] if isinstance(blocks, str) else blocks
     children = dict(module.named_children())
     order = list(children)
@@ -109,7 +113,7 @@ def row_of(
         found += inner
     if not found:
         raise GraphError(f"{called}: {list(names)} hold no block; give one or more")
-    row = Row(_pieces(module, stem), tuple(found), _pieces(module, head))
+    row = Row(_pieces(module, "stem", stem), tuple(found), _pieces(module, "head", head))
     _refuse_leftovers(module, row)
     if sample is not None:
         _compare(module, row, sample)
@@ -145,8 +149,9 @@ def _inside(module: nn.Module, name: str) -> nn.Module:
         ) from error
 
 
-def _pieces(module: nn.Module, given: Pieces) -> tuple[nn.Module, ...]:
+def _pieces(module: nn.Module, name: str, given: Pieces) -> tuple[nn.Module, ...]:
     listed = [given] if isinstance(given, str | nn.Module) else given
+    require_each("Pipeline", str | nn.Module, "submodules, or their names", **{name: listed})
     return tuple(p if isinstance(p, nn.Module) else _inside(module, p) for p in listed)
 
 
@@ -210,6 +215,7 @@ def check_cuts(cuts: Sequence[int], blocks: int) -> tuple[int, ...]:
     Raises:
         ValueError: A part would be empty, or a cut is outside of the row.
     """
+    require_each("Pipeline", object, "rising numbers of blocks: [3, 6]", cuts=cuts)
     for cut in cuts:
         require_whole(f"cuts={list(cuts)}", cut)
     ends = [0, *cuts, blocks]

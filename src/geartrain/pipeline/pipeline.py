@@ -27,6 +27,7 @@ from geartrain.engine.schedule import Schedule
 from geartrain.errors import GraphError
 from geartrain.graph.gear import Gear, check_gears
 from geartrain.graph.graph import Graph
+from geartrain.kinds import require_each, require_entries, require_kind, require_truth
 from geartrain.nodes.loss import Metric, cross_entropy
 from geartrain.parts.late.delay import AbstractDelay
 from geartrain.parts.late.views import AbstractView
@@ -115,6 +116,8 @@ class Pipeline:
         head: Pieces | None = None,
     ) -> None:
         require_whole(f"slack={slack!r}", slack, 0, "0 or more minibatches")
+        _require_kinds(module, sample, criterion, metrics)
+        require_truth("Pipeline", judge_heads=judge_heads)
         self.module = module
         row = row_of(module, blocks, stem, head, sample)
         self.cuts = _cuts(row, parts, cuts, by, sample)
@@ -126,8 +129,9 @@ class Pipeline:
         self.max_active = len(self.stages) + slack
         self._criterion = RowCriterion(criterion)
         self._metrics = {name: row_metric(metric) for name, metric in (metrics or {}).items()}
-        views, delays = self._each("view", view), self._each("delay", delay)
-        speeds = self._each("gears", gears)
+        views = self._each("view", view, AbstractView, "a view, such as Stashed()")
+        delays = self._each("delay", delay, AbstractDelay, "a rule, such as GapAware()")
+        speeds = self._each("gears", gears, Gear, "a gear, such as Gear(period=4)")
         self.parts = [
             Part(
                 stage,
@@ -186,8 +190,15 @@ class Pipeline:
             ),
         }
 
-    def _each(self, name: str, given: T | Sequence[T | None] | None) -> Sequence[T | None]:
+    def _each(
+        self, name: str, given: T | Sequence[T | None] | None, kind: Any, wanted: str
+    ) -> Sequence[T | None]:
         """One setting for every part."""
+        wanted += " for all parts, or a list with one for each"
+        if isinstance(given, Sequence):
+            require_each("Pipeline", kind | None, wanted, **{name: given})
+        else:
+            require_kind("Pipeline", kind | None, wanted, **{name: given})
         if not isinstance(given, Sequence):
             return [given] * len(self.stages)
         if len(given) != len(self.stages):
@@ -235,6 +246,20 @@ class Pipeline:
         return graph
 
 
+def _require_kinds(module: object, sample: object, criterion: object, metrics: object) -> None:
+    """Raises:
+    TypeError: One is of another kind.
+    """
+    require_kind("Pipeline", nn.Module, "a module, such as an nn.Sequential", module=module)
+    wanted = "a minibatch of inputs (n, ...), or None"
+    require_kind("Pipeline", Tensor | None, wanted, sample=sample)
+    wanted = "a function of prediction and target: cross_entropy"
+    require_kind("Pipeline", Callable, wanted, criterion=criterion)
+    if metrics is not None:
+        wanted = "names with functions of prediction and target: {'accuracy': accuracy}"
+        require_entries("Pipeline", str, Callable | Metric, wanted, metrics=metrics)
+
+
 def _backward_first(worker: int) -> AbstractPolicy:
     return BackwardFirst()
 
@@ -277,10 +302,13 @@ def _make_heads(
     stages: Sequence[Stage],
     sample: Tensor | None,
 ) -> dict[int, nn.Module]:
-    if isinstance(given, Sequence):
+    wished = "modules, one for each local head, or a function of a part's number and a sample"
+    if isinstance(given, Sequence | nn.ModuleList | nn.Sequential):
+        require_each("Pipeline", nn.Module, wished, heads=given)
         if len(given) != len(wanted):
             raise ValueError(f"heads= has {len(given)} modules; parts {list(wanted)} want one each")
         return dict(zip(wanted, given, strict=True))
+    require_kind("Pipeline", Callable | None, wished, heads=given)
     if not wanted:
         return {}
     if sample is None:

@@ -22,6 +22,7 @@ from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.worker import Finished, Firing
 from geartrain.errors import StuckError, WorkerDiedError
 from geartrain.frames.message import Backward
+from geartrain.kinds import require_each, require_entries, require_kind, require_truth
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.links import Links
@@ -95,6 +96,9 @@ class Costs:
     def __post_init__(self) -> None:
         if self.collective not in ("ring", "star"):
             raise ValueError(f"Costs(collective={self.collective!r}): give 'ring' or 'star'")
+        require_truth("Costs", shared=self.shared)
+        wanted = "node names, each with two numbers: {'cell': (1e-3, 1e-5)}"
+        require_entries("Costs", str, Sequence, wanted, nodes=self.nodes)
         self._require_numbers()
         if self.buffer_bytes is None:
             return
@@ -247,7 +251,12 @@ class Simulated(AbstractRuntime):
         require_whole(f"Simulated(seed={seed!r})", seed, 0)
         what = f"Simulated(jitter={jitter!r})"
         require_number(what, jitter, "0 <= jitter < 1", least=0, below=1)
+        wanted = "what costs: Costs(firing_s=...), or None"
+        require_kind("Simulated", Costs | None, wanted, costs=costs)
+        wanted = "a list of Pause(...), Leave(...), Join(...) or Die(...)"
+        require_each("Simulated", Pause | Leave | Join | Die, wanted, events=events)
         if speeds is not None:
+            require_each("Simulated", object, f"{workers} positive numbers", speeds=speeds)
             what, wanted = f"Simulated(speeds={list(speeds)})", f"{workers} positive numbers"
             if len(speeds) != workers:
                 raise ValueError(f"{what}: give {wanted}")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from geartrain.bounds import require_whole
+from geartrain.kinds import require_truth
 
 
 class Mixable(Protocol):
@@ -63,12 +64,14 @@ class Average(AbstractMixer):
 
     def __init__(self, every: int | None = None, *, optimizer_state: bool = True) -> None:
         super().__init__(every)
+        require_truth("Average", optimizer_state=optimizer_state)
         self.optimizer_state = optimizer_state
 
     @torch.no_grad()
     def mix(self, copies: Sequence[Mixable]) -> None:
         for tensors in zip(*(c.module.state_dict().values() for c in copies), strict=True):
-            _mean(tensors)
+            if isinstance(tensors[0], Tensor):  # what else a module remembers stays its own
+                _mean(tensors)
         if not self.optimizer_state or copies[0].optimizer is None:
             return
         states = [[c.optimizer.state[p] for p in c.parameters] for c in copies if c.optimizer]

@@ -15,6 +15,7 @@ from torch import nn
 
 from geartrain.bounds import COPIES, MOST_COPIES, require_at_most, require_whole
 from geartrain.graph.graph import Graph
+from geartrain.kinds import require_kind
 from geartrain.parts.part import PartState
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.exchanges.allreduce import AllReduce
@@ -28,6 +29,7 @@ from geartrain.sharing.letters import Inbox
 from geartrain.sharing.locks import MakeLock, NoLock
 from geartrain.sharing.replicas import Replicas
 from geartrain.sharing.sharing import AbstractSharing, AbstractSharingState, Shards
+from geartrain.sharing.topology import topology_of
 
 Consensus: TypeAlias = Literal["mean", "best"]
 
@@ -110,6 +112,9 @@ class Neighbours(AbstractSharing):
         if self.restart_every is not None:
             what = f"Neighbours(restart_every={self.restart_every!r})"
             require_whole(what, self.restart_every, 1, "1 or more epochs, or None")
+        wanted = "a function of a copy's module and its number, or None"
+        require_kind("Neighbours", Callable | None, wanted, start=self.start)
+        topology_of(self.topology)
         self.made_exchange()
 
     def workers_at_once(self, most: int) -> int | None:
@@ -138,7 +143,7 @@ class Neighbours(AbstractSharing):
                     f"it to {type(self.exchange).__name__}"
                 )
             return copy.deepcopy(self.exchange)
-        if self.exchange not in EXCHANGES:
+        if not isinstance(self.exchange, str) or self.exchange not in EXCHANGES:
             raise ValueError(
                 f"Neighbours(exchange={self.exchange!r}): give one of {', '.join(EXCHANGES)}, or "
                 "an exchange such as geartrain.NearestNeighbours()"

@@ -19,6 +19,7 @@ from geartrain.bounds import COPIES, MOST_COPIES, require_at_most, require_whole
 from geartrain.graph.graph import Graph
 from geartrain.graph.through import Through
 from geartrain.graph.wiring import copy_name
+from geartrain.kinds import require_entries
 from geartrain.nodes.hooks import copied_with_hooks
 from geartrain.parts.norms import share_norms
 from geartrain.parts.part import PartState
@@ -49,6 +50,9 @@ class PartCopies(AbstractSharing):
 
     def __post_init__(self) -> None:
         copies = self.copies
+        if isinstance(copies, Mapping):
+            wanted = "1 or more for every part, or for some by name: {'cell': 2}"
+            require_entries("PartCopies", str, object, wanted, copies=copies)
         for n in copies.values() if isinstance(copies, Mapping) else (copies,):
             wanted = "1 or more for every part, or for some by name: {'cell': 2}"
             require_whole(f"PartCopies({copies!r:.80})", n, 1, wanted)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from geartrain.errors import LeakError
 from geartrain.graph.through import Through
 from geartrain.nodes.hooks import copied_with_hooks
+from geartrain.parts.extra import copied
 from geartrain.parts.norms import share_norms
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import StepTaken
@@ -384,7 +385,7 @@ class Replicas(AbstractSharingState):
             base = self._base[name]
             for endpoint in endpoints:
                 part = endpoint.member.part
-                part.module.load_state_dict(base.module.state_dict())
+                part.module.load_state_dict(copied(base.module.state_dict()))
                 part.overwrite([p.detach() for p in base.parameters])
                 part.stepping.forget()
             endpoints[0].exchange.restarted([e.member for e in endpoints])

@@ -28,6 +28,7 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "until": ((Target,), "gt.Target('accuracy', 0.9)"),
     "keep": ((Keep,), "gt.Keep(every=5000) or gt.Keep(seconds=30)"),
     "folder": ((str, os.PathLike), "a path"),
+    "path": ((str, os.PathLike), "a path"),
 }
 
 
@@ -42,6 +43,18 @@ def require_kinds(**given: Any) -> None:
         if value is None or isinstance(value, kinds) or (name == "runtime" and value == "auto"):
             continue
         raise TypeError(f"{name}={value!r:.80}: give {wanted}")
+
+
+def require_given(**given: Any) -> None:
+    """The same, and None does not pass.
+
+    Raises:
+        TypeError: One is of another kind, or None.
+    """
+    for name, value in given.items():
+        if value is None:
+            raise TypeError(f"{name}=None: give {_KINDS[name][1]}")
+    require_kinds(**given)
 
 
 def require_instruments(given: Any) -> list[AbstractInstrument]:

@@ -53,6 +53,23 @@ class Checkpoint:
     document: dict[str, Json]
 
 
+def made_folder(path: Path | str) -> Path:
+    """A folder for checkpoints, which is made if need be.
+
+    Raises:
+        CheckpointError: It cannot be made.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"folder '{folder}' cannot be made: {error}; give one that is there, or "
+            "that may be made"
+        ) from error
+    return folder
+
+
 def write_checkpoint(
     path: Path | str, tensors: Mapping[str, Tensor], document: Mapping[str, Json]
 ) -> None:
@@ -73,6 +90,8 @@ def write_checkpoint(
             says so, the new file is in place and its folder could not be flushed.)
     """
     path = Path(path)
+    if not path.name:
+        raise CheckpointError(f"'{path}' is a folder: give the name of a file in it")
     text = json.dumps({"format": FORMAT, "document": _plain(document, f"{path}: document")})
     try:
         header = tensor_file.plan(tensors, {_KEY: text})

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import final
 
+import torch
+
 from geartrain.errors import BusyError
 
 
@@ -42,7 +44,9 @@ class Occupancy:
         """
         self._enter(call, inside)
         try:
-            yield
+            # What is made in a call outlives it, and is to be written to and differentiated.
+            with torch.inference_mode(False):
+                yield
         finally:
             self._calls.pop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -11,6 +12,7 @@ import torch
 from geartrain.bounds import require_number, require_whole
 from geartrain.engine.instrument import AbstractMeter
 from geartrain.frames.precision import Precision
+from geartrain.kinds import require_kind, require_truth, require_word
 from geartrain.runtime.base import OnBadInstance
 from geartrain.train.source import Convert
 
@@ -34,6 +36,13 @@ class Compute:
     precision: Precision = "full"
     device: str | torch.device | None = None
     meter: AbstractMeter | None = None
+
+    def __post_init__(self) -> None:
+        require_word("Compute", ("full", "bf16"), precision=self.precision)
+        wanted = "a device, such as 'cpu' or 'cuda:1', or None"
+        require_kind("Compute", str | torch.device | None, wanted, device=self.device)
+        wanted = "what counts: geartrain.FlopMeter(), or None"
+        require_kind("Compute", AbstractMeter | None, wanted, meter=self.meter)
 
 
 @final
@@ -62,6 +71,8 @@ class Keep:
     def __post_init__(self) -> None:
         if self.every is None and self.seconds is None:
             raise ValueError("Keep(): give every=, in instances, or seconds=, or both")
+        wanted = "a path, or None"
+        require_kind("Keep", str | os.PathLike | None, wanted, folder=self.folder)
         what = f"Keep(every={self.every!r}, seconds={self.seconds!r})"
         wanted = "1 or more instances, and more than 0 seconds"
         if self.every is not None:
@@ -95,6 +106,7 @@ class Reading:
     def __post_init__(self) -> None:
         if self.on_bad not in ("raise", "skip"):
             raise ValueError(f"Reading(on_bad={self.on_bad!r}): give 'raise' or 'skip'")
+        require_truth("Reading", shuffle=self.shuffle)
         if self.convert is not None and not callable(self.convert):
             raise TypeError(
                 f"Reading(convert={self.convert!r:.80}): give a function that makes an Instance of "

@@ -16,6 +16,7 @@ from geartrain.engine.instrument import (
     PartStaleness,
 )
 from geartrain.errors import CheckpointError
+from geartrain.kinds import require_kind, require_truth
 from geartrain.schema import Count, Mismatch, NotNegative, Range, read
 
 
@@ -39,6 +40,8 @@ class Target:
     at_least: bool = True
 
     def __post_init__(self) -> None:
+        require_kind("Target", str, "a metric's name, or 'loss'", metric=self.metric)
+        require_truth("Target", at_least=self.at_least)
         what = f"Target({self.metric!r}, {self.value!r})"
         require_number(what, self.value, "the metric's value to stop at, such as 0.9")
 

@@ -30,6 +30,7 @@ from geartrain.frames.precision import require_float32, require_precision
 from geartrain.graph.graph import Graph
 from geartrain.graph.learning import require_loss
 from geartrain.graph.operators import Losing
+from geartrain.kinds import require_truth
 from geartrain.native import kind as kernels_kind
 from geartrain.native import status as kernels_status
 from geartrain.nodes.loss import Collected
@@ -39,9 +40,9 @@ from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.threads import Threads
 from geartrain.sharing.alone import Alone
 from geartrain.sharing.sharing import AbstractSharing
-from geartrain.train.arguments import require_instruments, require_kinds
+from geartrain.train.arguments import require_given, require_instruments, require_kinds
 from geartrain.train.auto import Auto, RuntimeChoice
-from geartrain.train.checkpoint import Retention, write_checkpoint
+from geartrain.train.checkpoint import Retention, made_folder, write_checkpoint
 from geartrain.train.fit_arguments import require_fit_arguments
 from geartrain.train.fitting import Fitting
 from geartrain.train.in_flight import InFlight
@@ -97,6 +98,7 @@ class Session:
         BusyError: From all methods that train, run, save or load: another one is running.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         graph: Graph,
@@ -111,6 +113,7 @@ class Session:
         seed: int = 0,
         instruments: Sequence[AbstractInstrument] = (),
     ) -> None:
+        require_given(graph=graph)
         require_kinds(graph=graph, rules=rules, runtime=runtime, schedule=schedule)
         require_kinds(compute=compute, reading=reading)
         require_whole(f"seed={seed!r:.80}", seed)
@@ -253,10 +256,9 @@ class Session:
             self.state.remark()
             retention = None
             if folder is not None:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-                retention = Retention(Path(folder), keep_last)
+                retention = Retention(made_folder(folder), keep_last)
             if keep is not None and keep.folder is not None:
-                Path(keep.folder).mkdir(parents=True, exist_ok=True)
+                made_folder(keep.folder)
             return Fitting(
                 self.state,
                 source,
@@ -299,6 +301,7 @@ class Session:
         Raises:
             CheckpointError: It cannot be written; what was there is intact.
         """
+        require_given(path=path)
         with self.state.used.by("save", inside=True):
             tensors, document = self.state.snapshot()
             write_checkpoint(path, tensors, document)
@@ -315,6 +318,8 @@ class Session:
                 was. A file may come from anybody: nothing in it is executed, and all of it is
                 looked at before any of it is loaded.
         """
+        require_given(path=path)
+        require_truth("load", weights_only=weights_only)
         with self.state.used.by("load"):
             load_session(self.state, path, weights_only=weights_only)
 
@@ -339,6 +344,13 @@ class Session:
         if self.state.engine is not None:
             trained = self.state.engine.controller.trained
         return {name: p.rates(trained) for name, p in self.trained_parts.items() if p.parameters}
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError(
+            "a Session is not copied or pickled, as threads, processes and data are in it: "
+            "save(path), make another one of a graph like its own (a Graph may be copied), and "
+            "load(path) there"
+        )
 
     def _predict(self, source: Source) -> list[Any]:
         def watch() -> Observer:

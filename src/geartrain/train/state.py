@@ -29,7 +29,7 @@ from geartrain.engine.parts import original_name, part_names, require_parts
 from geartrain.engine.placement import loads
 from geartrain.engine.settings import Settings
 from geartrain.errors import DataError, WorkerDiedError
-from geartrain.frames.instance import Instance
+from geartrain.frames.instance import Instance, require_plain
 from geartrain.graph.graph import Graph
 from geartrain.graph.learning import remarks
 from geartrain.graph.wiring import copy_name
@@ -409,7 +409,10 @@ class State:
                     if self.on_bad == "raise":
                         raise
                     continue
-                return first if isinstance(first, Instance) else None
+                if not isinstance(first, Instance):
+                    return None
+                require_plain(first)
+                return first
         return None
 
     def _shapes(self, instance: Instance) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

@@ -180,7 +180,8 @@ def _require_storable(name: str, tensor: Tensor) -> None:
     if not isinstance(tensor, Tensor):
         raise ValueError(
             f"'{name}' is a {type(tensor).__name__}, expected a tensor: what a module's state_dict "
-            "has besides, as of get_extra_state(), is to be a tensor or a buffer"
+            "has besides, as of get_extra_state(), is to be a tensor, numbers, text, or lists, "
+            "tuples and dicts of these"
         )
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         raise ValueError(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from geartrain.bounds import require_number, require_whole
+from geartrain.kinds import require_each, require_kind, require_truth
 from geartrain.runtime.hosts.keepers import BACK_S, Keepers
 from geartrain.runtime.hosts.pool import RemotePool
 from geartrain.runtime.hosts.program import Host
@@ -71,18 +72,22 @@ class Hosts(AbstractSupervised):
         require_number(f"Hosts(wait_s={wait_s!r})", wait_s, "seconds, 0 or more; 0: none", least=0)
         if workers is not None:
             require_whole(f"Hosts(workers={workers!r})", workers, 1, "1 or more, or None")
+        require_kind("Hosts", str | None, "this host's address, or None", address=address)
         if isinstance(hosts, str) or not isinstance(hosts, Sequence):
             what = f"Hosts({hosts!r:.80})"
             require_whole(what, hosts, 1, "1 or more workers on this host, or name hosts")
             hosts = [Host(address or _HERE, workers=hosts)]
+        wanted = "their number, or each one: [Host('10.0.0.2', command=('ssh', '10.0.0.2')), ...]"
+        require_each("Hosts", Host, wanted, hosts=hosts)
+        require_truth("Hosts", socket_files=socket_files, plain=plain)
         room = sum(host.workers for host in hosts)
-        wanted = room if workers is None else workers
-        if not hosts or wanted > room:
+        count = room if workers is None else workers
+        if not hosts or count > room:
             raise ValueError(
-                f"Hosts: {wanted} workers, and room for {room} on {len(hosts)} hosts; name hosts, "
+                f"Hosts: {count} workers, and room for {room} on {len(hosts)} hosts; name hosts, "
                 "each with Host(workers=...), or give their number for workers on this host"
             )
-        super().__init__(wanted, kernel_threads, patience_s, on_worker_death, most_deaths)
+        super().__init__(count, kernel_threads, patience_s, on_worker_death, most_deaths)
         if address is None and any(not host.address.startswith("127.") for host in hosts):
             raise ValueError(
                 f"Hosts(address=None): workers on {hosts[0].address} have to reach this process: "

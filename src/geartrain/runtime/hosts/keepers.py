@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
 from typing import Final, final
 
 from geartrain.errors import GeartrainError
@@ -147,7 +147,7 @@ class Keepers(AbstractLauncher):
                         raise GeartrainError(
                             f"host {keeper.host.address} has started no worker in {START_S:.0f} s"
                         )
-                    select.select([keeper], [], [], min(left, 1.0))
+                    wait([keeper.fileno()], min(left, 1.0))
                     keeper.listen()
                 except GeartrainError as error:
                     self._strike(k, error)
@@ -314,7 +314,7 @@ class Keepers(AbstractLauncher):
 
     def _hear_spare(self, wait_s: float) -> None:
         """Wait a moment for programs on hosts to become ready."""
-        select.select([*self._keepers.values()], [], [], wait_s)
+        wait([k.fileno() for k in self._keepers.values()], wait_s)
 
     def begin_again(self, greetings: Sequence[Greeting]) -> None:
         for greeting in greetings:
@@ -374,7 +374,7 @@ class Keepers(AbstractLauncher):
                     f"worker {worker} has not come up on host {at} in {wait_s:g} s: the host does "
                     "not answer, or is too busy to start a process"
                 )
-            select.select([keeper], [], [], min(left, 0.5))
+            wait([keeper.fileno()], min(left, 0.5))
             keeper.listen()
 
     def deaths(self, wait_s: float = 0.0) -> Mapping[int, str]:
@@ -385,7 +385,7 @@ class Keepers(AbstractLauncher):
             if found or left <= 0.0:
                 return found
             some = {id(keeper): keeper for keeper in self._homes if not keeper.closed}
-            select.select([*some.values()], [], [], left)
+            wait([keeper.fileno() for keeper in some.values()], left)
 
     def _deaths(self) -> dict[int, str]:
         found = {}

@@ -24,6 +24,7 @@ from typing import Any, Final, Literal, TypeAlias, final
 from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most, require_number, require_whole
 from geartrain.engine.engine import Engine
 from geartrain.errors import GeartrainError
+from geartrain.kinds import require_each, require_entries, require_kind, require_truth
 from geartrain.runtime.base import log
 from geartrain.runtime.hosts.launcher import START_S, AbstractLauncher
 from geartrain.runtime.hosts.pool import RemotePool
@@ -265,7 +266,15 @@ class Ray(AbstractSupervised):
         require_whole(f"Ray(workers={workers!r})", workers, 1)
         require_at_most(f"Ray(workers={workers})", workers, MOST_WORKERS, WORKERS)
         require_number(f"Ray(wait_s={wait_s!r})", wait_s, "seconds, 0 or more", least=0)
+        require_truth("Ray", socket_files=socket_files, plain=plain, token=token)
+        require_kind("Ray", str | None, "a cluster's address, or None", address=address)
         given = {"CPU": 1.0} if resources is None else resources
+        wanted = "names with numbers, for all workers or a list with one for each: {'CPU': 2}"
+        if not isinstance(given, Mapping):
+            require_each("Ray", Mapping, wanted, resources=resources)
+        if parts is not None:
+            wanted = "part names, each with what it wants: {'cell': {'GPU': 1}}"
+            require_entries("Ray", str, Mapping, wanted, parts=parts)
         each = [given] * workers if isinstance(given, Mapping) else list(given)
         if len(each) != workers:
             raise ValueError(
@@ -273,6 +282,7 @@ class Ray(AbstractSupervised):
                 "one mapping for all workers, or one for each"
             )
         for bundle in [*each, *(parts or {}).values()]:
+            require_entries("Ray", str, object, "names with numbers: {'CPU': 2}", resources=bundle)
             for n in bundle.values():
                 require_number(f"Ray(resources={dict(bundle)})", n, "numbers, 0 or more", least=0)
         if not all(any(bundle.values()) for bundle in each):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -12,10 +11,12 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Any, Final, final
 
 from geartrain.bounds import require_whole
 from geartrain.errors import GeartrainError
+from geartrain.kinds import require_each, require_kind
 from geartrain.runtime.base import log
 from geartrain.runtime.hosts.keeper import PROTOCOL
 from geartrain.runtime.hosts.worker import Hello
@@ -50,14 +51,17 @@ class Host:
     workers: int = 1
 
     def __post_init__(self) -> None:
+        wanted = "the address by which other hosts reach it, such as '10.0.0.2'"
+        require_kind("Host", str, wanted, address=self.address)
+        wanted = "the path of the interpreter there, or None"
+        require_kind("Host", str | os.PathLike | None, wanted, python=self.python)
+        require_each("Host", str, "words: ('ssh', 'b.example')", command=self.command)
         if not self.address or self.address in ("*", "0.0.0.0") or "://" in self.address:
             raise ValueError(
                 f"Host(address={self.address!r}): give the address by which other hosts reach it, "
                 "such as '10.0.0.2'"
             )
         require_whole(f"Host(workers={self.workers!r})", self.workers, 1)
-        if isinstance(self.command, str):
-            raise ValueError(f"Host(command={self.command!r}): give words: ('ssh', 'b.example')")
 
 
 @final
@@ -135,7 +139,7 @@ class Keeper:
                 self._pinged_s = 0.0
                 self.ping()
             while self._ponged < self._pinged and not self.overdue:
-                select.select([self], [], [], 0.1)
+                wait([self.fileno()], 0.1)
                 self.listen()
         except GeartrainError as error:
             log.warning("%s", error)
@@ -168,7 +172,7 @@ class Keeper:
         """
         if self.closed:
             raise self._failed("has been given up")
-        while select.select([self.fileno()], [], [], 0)[0]:
+        while wait([self.fileno()], 0):
             some = os.read(self.fileno(), 1 << 16)
             if not some:
                 raise self._failed(f"has ended ({_status(self._process)})")

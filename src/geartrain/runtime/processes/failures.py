@@ -1,54 +1,82 @@
-"""Errors of one process in another: class, message, notes, cause, and the traceback as text."""
+"""Errors of one process in another: class, message, notes, chain, and the traceback as text."""
 
 from __future__ import annotations
 
 import builtins
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from geartrain import errors
-from geartrain.errors import GeartrainError, WorkerError
+from geartrain.errors import GeartrainError, WorkerError, said
+
+_LONGEST_CHAIN: Final = 16  # errors that led to one another; a chain may end in itself
 
 
 def error_to_json(error: BaseException) -> dict[str, Any]:
-    """What an error says, for another process: class, message, notes, cause, traceback as text."""
-    cause = error.__cause__
-    told: dict[str, Any] = {
+    """What an error says, for another process, with the traceback as text."""
+    return _told(error, _LONGEST_CHAIN) | {"traceback": "".join(traceback.format_exception(error))}
+
+
+def _told(error: BaseException, left: int) -> dict[str, Any]:
+    """Class, message and notes of an error, and of those that it came of."""
+
+    def led(other: BaseException | None) -> dict[str, Any] | None:
+        return None if other is None or not left else _told(other, left - 1)
+
+    cause, context = error.__cause__, error.__context__
+    return {
         "class": type(error).__name__,
         "ours": isinstance(error, GeartrainError),
-        "message": str(error),
+        "message": said(error),
         "notes": list(getattr(error, "__notes__", ())),
-        "traceback": "".join(traceback.format_exception(error)),
-        "cause": None if cause is None else [type(cause).__name__, str(cause)],
+        "cause": led(cause),
+        "context": led(None if context is cause else context),
+        "suppressed": error.__suppress_context__,
     }
-    return told
 
 
 def error_of_json(told: Mapping[str, Any], worker: int) -> BaseException:
-    """An error of another process: of the same class, if it is one of ours or Python's own."""
-    name, message = told["class"], told["message"]
-    kind = getattr(errors, name, None) if told["ours"] else getattr(builtins, name, None)
-    error: BaseException
+    """An error of another process: of the same class, if it is one of ours or Python's own.
+
+    So are those that it came of; of any other class they are a ``WorkerError`` that names it.
+    """
     notes = list(told["notes"])
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        error = _made(kind, message)
-    else:
-        place = f", {notes.pop()}" if notes and notes[-1].startswith("in node ") else ""
-        error = WorkerError(f"{name} in worker {worker}{place}{message and ': '}{message}")
-    if told["cause"] is not None:
-        cause = getattr(builtins, told["cause"][0], None)
-        if isinstance(cause, type) and issubclass(cause, Exception):
-            error.__cause__ = _made(cause, told["cause"][1])
+    place = ""
+    if _kind(told) is None and notes and notes[-1].startswith("in node "):
+        place = f", {notes.pop()}"
+    error = _made(told, f" in worker {worker}{place}")
     for note in notes:
         error.add_note(note)
     error.add_note(f"in worker process {worker}:\n{told['traceback']}")
     return error
 
 
-def _made(kind: type[Exception], message: str) -> Exception:
-    """An exception of Python's own, some of which want more than a message."""
-    try:
-        return kind(message)
-    except TypeError:
-        return WorkerError(f"{kind.__name__}: {message}")
+def _kind(told: Mapping[str, Any]) -> type[Exception] | None:
+    kind = getattr(errors if told["ours"] else builtins, told["class"], None)
+    return kind if isinstance(kind, type) and issubclass(kind, Exception) else None
+
+
+def _made(told: Mapping[str, Any], where: str = "") -> Exception:
+    """An exception with its chain; some of Python's own want more than a message."""
+    kind, message = _kind(told), told["message"]
+    error: Exception = WorkerError(f"{told['class']}{where}{message and ': '}{message}")
+    if kind is not None:
+        try:
+            error = kind(message)
+        except TypeError:
+            error = WorkerError(f"{kind.__name__}: {message}")
+    if told["cause"] is not None:
+        error.__cause__ = _led(told["cause"])
+    if told["context"] is not None:
+        error.__context__ = _led(told["context"])
+    error.__suppress_context__ = told["suppressed"]
+    return error
+
+
+def _led(told: Mapping[str, Any]) -> Exception:
+    """One that led to another: its notes are its own."""
+    error = _made(told)
+    for note in told["notes"]:
+        error.add_note(note)
+    return error

@@ -30,6 +30,10 @@ is ended."""
 T = TypeVar("T")
 
 
+def _not_at_all() -> None:
+    """Nobody is looked after."""
+
+
 @final
 class Handing:
     """Hands a pass to the workers of a pool.
@@ -71,6 +75,10 @@ class Handing:
         for member in self._each(pool.members):
             self._through(member.send, go)
         self.phase = "together"
+
+    def forget(self) -> None:
+        """Let go of whose pass it was: whatever that has goes when nobody uses it any more."""
+        self._look = _not_at_all
 
     def _each(self, of_workers: Iterable[T]) -> Iterator[T]:
         """One after another; none is waited for longer than ``HANDED_S``."""

@@ -257,6 +257,7 @@ class Parent:
         self._pool.tidy(self._place)
         for member in self._pool.members:
             member.meanwhile = None
+        self._handing.forget()
 
     def _hand_over(self) -> None:
         """Give the workers the pass, and begin it."""

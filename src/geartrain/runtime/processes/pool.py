@@ -71,11 +71,13 @@ class WorkerProcess(AbstractMember):
         self._bells = bells.fds  # that it has not been given
         self._regions: set[int] = set()  # that it has been given
         control.socket.settimeout(_WAIT_S)
-        control.meanwhile = self._wait
+        mine = weakref.ref(self)  # a cycle would keep memory and open files of a pool that is gone
 
-    def _wait(self) -> None:
-        if self.meanwhile is not None:
-            self.meanwhile()
+        def wait() -> None:
+            if (member := mine()) is not None and member.meanwhile is not None:
+                member.meanwhile()
+
+        control.meanwhile = wait
 
     def hand_over(self, content: bytes, own: bytes) -> None:
         here = self._shared.regions

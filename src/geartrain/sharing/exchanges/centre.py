@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from geartrain.bounds import require_number, require_whole
+from geartrain.kinds import require_each
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.exchanges.periodic import check_outer
 from geartrain.sharing.letters import Letter, Tensors
@@ -208,9 +209,11 @@ class DelayedNesterov(AbstractCentre):
         if buffer is not None:
             what = f"DelayedNesterov(buffer={buffer!r})"
             require_whole(what, buffer, 1, "1 or more pushes, or None")
-        for speed in speeds or ():
-            what = f"DelayedNesterov(speeds={speeds!r:.80})"
-            require_number(what, speed, "positive numbers, or None", above=0)
+        if speeds is not None:
+            wanted = "positive numbers, or None"
+            require_each("DelayedNesterov", object, wanted, speeds=speeds)
+            for speed in speeds:
+                require_number(f"DelayedNesterov(speeds={speeds!r:.80})", speed, wanted, above=0)
         self.rate, self.momentum, self.buffer, self.speeds = rate, momentum, buffer, speeds
 
     def prepare(self, members: Sequence[Member]) -> None:

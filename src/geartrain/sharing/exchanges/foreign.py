@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from geartrain.bounds import require_number
+from geartrain.kinds import require_truth
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.exchanges.nearest import advice_on_gradients
 from geartrain.sharing.letters import Inbox, Letter, Tensors, copies
@@ -104,6 +105,7 @@ class CompensatedNeighbours(AbstractExchange):
         wanted = "a decay from 0 to below 1 and a positive eps"
         require_number(what, decay, wanted, least=0, below=1)
         require_number(what, eps, wanted, above=0)
+        require_truth("CompensatedNeighbours", adaptive=adaptive)
         self.strength, self.adaptive, self.decay, self.eps = strength, adaptive, decay, eps
         self._before: list[Tensors] = []
 

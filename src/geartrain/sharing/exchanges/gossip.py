@@ -12,10 +12,12 @@ import random
 from collections.abc import Collection, Sequence
 from typing import Literal, TypeAlias, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from geartrain.bounds import require_whole
+from geartrain.kinds import require_each
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.letters import Letter, Tensors, copies
 from geartrain.sharing.member import Member
@@ -59,10 +61,11 @@ class DecentralizedSGD(AbstractExchange):
 
     def __init__(self, weights: MixingWeights = "metropolis", *, every: int = 1) -> None:
         super().__init__(every)
+        wanted = "'metropolis', 'uniform', or a matrix: a row of numbers for each copy"
         if isinstance(weights, str) and weights not in ("metropolis", "uniform"):
-            raise ValueError(
-                f"DecentralizedSGD(weights={weights!r}): give 'metropolis', 'uniform', or a matrix"
-            )
+            raise ValueError(f"DecentralizedSGD(weights={weights!r}): give {wanted}")
+        if not isinstance(weights, str):
+            require_each("DecentralizedSGD", list | tuple | np.ndarray, wanted, weights=weights)
         self.weights = weights
         self._matrix: Matrix = ()
         self._whole: Matrix = ()  # when all are there

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, final
 
 from geartrain.bounds import require_number
+from geartrain.kinds import require_truth
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.letters import Inbox, Letter, Tensors
 from geartrain.sharing.member import Member
@@ -58,6 +59,7 @@ class NearestNeighbours(AbstractExchange):
         super().__init__(every, inbox)
         what = f"NearestNeighbours(scale={scale!r})"
         require_number(what, scale, "0 or more; 1 was published", least=0)
+        require_truth("NearestNeighbours", lockstep=lockstep)
         if lockstep:
             self.bounded = frozenset()  # none may be lost
         self.lockstep, self.scale = lockstep, scale

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from geartrain.bounds import require_number
+from geartrain.kinds import require_truth
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.exchanges.allreduce import Collective
 from geartrain.sharing.letters import Letter, Tensors
@@ -156,6 +157,7 @@ class DiLoCo(AbstractPeriodic):
     ) -> None:
         super().__init__(every)
         check_outer("DiLoCo", rate, momentum)
+        require_truth("DiLoCo", nesterov=nesterov)
         self.rate, self.momentum, self.nesterov = rate, momentum, nesterov
 
     def prepare(self, members: Sequence[Member]) -> None:

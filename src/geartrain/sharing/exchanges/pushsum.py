@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from geartrain.bounds import require_number
+from geartrain.kinds import require_each, require_truth
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.letters import Inbox, Letter, Tensors
 from geartrain.sharing.member import Member
@@ -61,7 +63,11 @@ class PushSum(AbstractExchange):
         least: float = 0.1,
         inbox: Inbox | None = None,
     ) -> None:
-        super().__init__(every, inbox or Inbox(full="merge"))
+        super().__init__(every, Inbox(full="merge") if inbox is None else inbox)
+        require_truth("PushSum", rotate=rotate)
+        if matrix is not None:
+            wanted = "a matrix, a row of numbers for each copy, or None"
+            require_each("PushSum", list | tuple | np.ndarray, wanted, matrix=matrix)
         if self.inbox.full != "merge":
             raise ValueError(
                 "PushSum(inbox=Inbox(full='drop')): what is dropped would be lost from the sums; "
