@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -90,6 +91,20 @@ def test_staleness_is_the_receivers_versions_since_the_letter_was_sent():
     me.apply([torch.ones(1, 1).double()])
     me.take()
     assert me.ledger.staleness == {2: 1}
+
+
+def test_letters_are_taken_at_rest_or_once_after_a_step_while_rows_are_in_flight():
+    exchange, (me, other) = NearestNeighbours(), members(2, update_every=1)
+    exchange.prepare([me, other])
+    here, part = Endpoint(exchange, me), me.part
+    part.sent(2)
+    assert here.put(letter(1.0)) and not here.ready
+    part.gradient.add(part.parameters[0], torch.ones(1, 1).double())
+    part.received(1, np.zeros(1, np.int64))
+    assert not here.ready and part.step_if_due(0) and here.ready
+    assert len(here.receive()) == 1 and here.put(letter(1.0)) and not here.ready
+    part.received(1, np.zeros(1, np.int64))
+    assert here.ready and len(here.receive()) == 1 and not here.ready
 
 
 def test_a_step_with_a_foreign_gradient_leaves_the_gradient_that_waits_alone():

@@ -59,6 +59,19 @@ def test_a_rate_that_is_annealed_goes_by_the_updates_of_the_owner():
     assert moved(part, state, [0, 0, 0, 1, 2]) == pytest.approx(wanted)
 
 
+def test_parts_are_spread_over_the_workers_by_their_size_the_large_ones_first():
+    sizes = {"one": 1, "two": 2, "four": 4, "six": 6}
+    parts = {
+        name: PartState(name, nn.Linear(size, 1, bias=False), Rules(optimizer=SGD))
+        for name, size in sizes.items()
+    }
+    state = PublishedState(parts, 2)
+    state.live_on(0, 2, in_common=False)
+    mine = {name for name in parts if state.keeps(0, name)}
+    assert mine == {"six", "one"}
+    assert {name for name in parts if state.keeps(1, name)} == parts.keys() - mine
+
+
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
