@@ -15,7 +15,7 @@ def test_buffers_of_numbers_become_the_mean_and_counters_are_those_of_the_first(
     for k in range(7):
         norm = nn.BatchNorm1d(2)
         norm.running_mean.fill_(10.0 * k)
-        norm.running_var.fill_(0.1)  # equal ones stay to the bit, and seven of them add up to others
+        norm.running_var.fill_(0.1)  # equal ones stay to the bit, though their sum does not
         norm.num_batches_tracked.fill_(k + 5)
         parts.append(PartState(f"p#{k}", norm, Rules()))
     into = PartState("p", nn.BatchNorm1d(2), Rules())
