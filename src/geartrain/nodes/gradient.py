@@ -487,8 +487,7 @@ class GradientSum:
                 operations.tell(left.shape[1], left.shape[0], right.shape[1])
             each = _for_rows(updates, left.shape[0])
             if each.size >= _SORTED:
-                with operations.told_before() if operations.listening else nullcontext():
-                    self._add_sorted(parameter, columns, left, right, each)
+                self._add_sorted(parameter, columns, left, right, each)
                 return
             apart = self._apart.setdefault(parameter, {})
             apart.setdefault(columns, []).append((left, right, each))
@@ -536,23 +535,25 @@ class GradientSum:
         right: Tensor | None,
         each: IntArray,
     ) -> None:
-        """Add rows to the sums of their updates; they are copied unless they lie in order."""
+        """Add rows, which have been told of, to the sums of their updates; they are copied unless
+        they lie in order."""
         if (np.diff(each) < 0).any():
             order = np.argsort(each, kind="stable")
             (left,) = take([left.contiguous()], order)
             if right is not None:
                 (right,) = take([right.contiguous()], order)
         start = 0
-        for update, n in enumerate(np.bincount(each).tolist()):
-            if n:
-                into, end = self._of(update), start + n
-                before, into._updates = into._updates, None
-                if right is None:
-                    into.add_sum(parameter, left[start:end])
-                else:
-                    into.add_product(parameter, left[start:end], right[start:end], columns=columns)
-                into._updates = before
-                start = end
+        with operations.told_before() if operations.listening else nullcontext():
+            for update, n in enumerate(np.bincount(each).tolist()):
+                if n:
+                    into, here = self._of(update), slice(start, start + n)
+                    before, into._updates = into._updates, None
+                    if right is None:
+                        into.add_sum(parameter, left[here])
+                    else:
+                        into.add_product(parameter, left[here], right[here], columns=columns)
+                    into._updates = before
+                    start += n
 
     def absorb(
         self,

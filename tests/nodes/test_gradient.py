@@ -1,0 +1,262 @@
+"""The sum of a part's gradients: whatever is added in whatever order, each update gets its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from geartrain.errors import ProtocolError
+from geartrain.frames.message import Payload
+from geartrain.nodes.gradient import IDLE, GradientSum
+from geartrain.nodes.looked_up import Lookup
+from geartrain.observe.flops import FlopMeter
+
+UPDATES = 3
+ROWS = (0, 1, 3, 40, 130, 520)
+COLUMNS = (None, ((1, 3),), ((0, 1), (2, 4)))
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*shape, dtype=torch.float64))
+
+
+class Doubled:
+    """A weight that is twice another."""
+
+    key = "twice"
+
+    def __init__(self, of: nn.Parameter) -> None:
+        self.of, self.stand_ins = of, [parameter(*of.shape)]
+
+    def back(self, gradients: Sequence[Tensor | None]) -> list[tuple[nn.Parameter, Tensor]]:
+        (gradient,) = gradients
+        assert gradient is not None
+        return [(self.of, 2 * gradient)]
+
+
+class Later:
+    """Finds a product for a weight."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        self.weight = weight
+
+    def add_all(self, found: Sequence[Payload], into: GradientSum) -> None:
+        into.add_products(self.weight, [(left, right) for left, right in found])
+
+
+class Both:
+    """A sum, and the same sums dense, row by row."""
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.draw = random.Random(seed)
+        self.weight, self.wide, self.bias = parameter(5, 4), parameter(4, 3, 2), parameter(5)
+        self.table, self.places, self.rows = parameter(7, 4), parameter(6, 3), parameter(9, 2)
+        self.parameters = [v for v in vars(self).values() if isinstance(v, nn.Parameter)]
+        self.sum = GradientSum(self.parameters)
+        self.lookup = Lookup(self.table, self.weight, weighs=True, bias=self.bias, padding=0)
+        self.computed, self.later = Doubled(self.wide), Later(self.weight)
+        self.dense = [{p: torch.zeros_like(p) for p in self.parameters} for _ in range(UPDATES)]
+        self.came = [set[nn.Parameter]() for _ in range(UPDATES)]
+
+    def note(self, p: nn.Parameter, update: int, value: Tensor) -> None:
+        self.dense[update][p] += value.detach().view(p.shape)
+        self.came[update].add(p)
+
+    def add(self) -> None:
+        """One gradient of some kind, of rows of one update or of several."""
+        n = self.draw.choice(ROWS)
+        kind = self.draw.choice([self.product, self.of_rows, self.whole, self.looked_up, self.sort])
+        match self.draw.randrange(3):
+            case 0:
+                each, within = np.zeros(n, np.int64), nullcontext()
+            case 1:
+                update = self.draw.randrange(UPDATES)
+                each, within = np.full(n, update), self.sum.of_updates(update)
+            case _:
+                some = np.array([self.draw.randrange(UPDATES) for _ in range(n)], np.int64)
+                within = self.sum.of_updates(some)
+                each = some
+                if n and self.draw.random() < 0.3:  # a call of half as many rows
+                    each = some.repeat(2)
+        with within:
+            kind(each)
+
+    def product(self, each: np.ndarray) -> None:
+        n, columns = len(each), self.draw.choice(COLUMNS)
+        width = 4 if columns is None else sum(end - first for first, end in columns)
+        left, right = (torch.randn(n, k, dtype=torch.float64) for k in (5, width))
+        self.sum.add_product(self.weight, left, right, columns=columns)
+        high = torch.randn(n, 4, dtype=torch.float64), torch.randn(n, 6, dtype=torch.float64)
+        self.sum.of_computed(self.computed).add_product(self.computed.stand_ins[0], *high)
+        self.sum.add_sum(self.bias, left)
+        for update in sorted({*each.tolist()}):
+            at = torch.from_numpy(each == update)
+            whole, at_column = torch.zeros(5, 4, dtype=torch.float64), 0
+            for first, end in columns or ((0, 4),):
+                some = right[:, at_column : at_column + end - first]
+                whole[:, first:end] = left[at].T @ some[at]
+                at_column += end - first
+            self.note(self.weight, update, whole)
+            self.note(self.wide, update, 2 * high[0][at].T @ high[1][at])
+            self.note(self.bias, update, left[at].sum(0))
+
+    def of_rows(self, each: np.ndarray) -> None:
+        for p, add in ((self.rows, self.sum.add_rows), (self.places, self.sum.add_at)):
+            ids = torch.randint(p.shape[0], (len(each),))
+            rows = torch.randn(len(each), p.shape[1], dtype=torch.float64)
+            add(p, ids, rows)
+            for update in {*each.tolist()}:
+                at = torch.from_numpy(each == update)
+                self.note(p, update, torch.zeros_like(p).index_add(0, ids[at], rows[at]))
+
+    def whole(self, each: np.ndarray) -> None:
+        """Dense, or sparse: of rows of one update."""
+        if self.sum.of_several and self.sum.whole is None:
+            with pytest.raises(ProtocolError, match="of several updates at once"):
+                self.sum.add(self.bias, torch.ones_like(self.bias))
+            return
+        (update,) = {*each.tolist()} or {0}
+        if not len(each):
+            return
+        assert (self.sum.whole is self.sum) is (update == 0)
+        value = torch.randn(5, 4, dtype=torch.float64)
+        self.note(self.weight, update, value)
+        self.sum.add(self.weight, value.clone(), given=self.draw.random() < 0.5)
+        rows = torch.randn(2, 2, dtype=torch.float64)
+        at = torch.tensor([[3, 3]])
+        value = torch.sparse_coo_tensor(at, rows, (9, 2), check_invariants=False)
+        self.note(self.rows, update, value.to_dense())
+        self.sum.add(self.rows, value)
+
+    def looked_up(self, each: np.ndarray) -> None:
+        ids = torch.randint(7, (len(each),))
+        rows = torch.randn(len(each), 5, dtype=torch.float64)
+        assert self.sum.updates_of(len(each)).tolist() == each.tolist()
+        self.sum.add_looked_up(self.lookup, [(rows, ids)])
+        for update in {*each.tolist()}:
+            at = torch.from_numpy(each == update)
+            its, of = rows[at], ids[at]
+            self.note(self.weight, update, its.T @ self.table[of])
+            self.note(self.bias, update, its.sum(0))
+            kept = of != 0
+            back = torch.zeros_like(self.table)
+            back.index_add_(0, of[kept], (its @ self.weight)[kept])
+            self.note(self.table, update, back)
+
+    def sort(self, each: np.ndarray) -> None:
+        pair = (torch.randn(len(each), 5).double(), torch.randn(len(each), 4).double())
+        if not self.sum.add_later(self.later, pair, len(each)):
+            assert len(each) >= 128 or each.any() or self.sum.whole is not self.sum
+        elif len(each):
+            self.note(self.weight, 0, pair[0].T @ pair[1])
+
+    def require(self, found: Sequence[Tensor | None], update: int) -> None:
+        for p, gradient in zip(self.parameters, found, strict=True):
+            if p not in self.came[update]:
+                assert gradient is None or not gradient.to_dense().any()
+                continue
+            assert gradient is not None
+            assert_close(gradient.to_dense(), self.dense[update][p], rtol=1e-9, atol=1e-9)
+
+
+def by_one(both: Both) -> list[Tensor | None]:
+    return [both.sum.take(p) for p in both.parameters]
+
+
+def at_once(both: Both) -> list[Tensor | None]:
+    found, squares = both.sum.take_each(both.parameters)
+    if squares is not None:
+        each = [float(x.square().sum()) for x in found if x is not None]
+        assert squares == pytest.approx(sum(each))
+    return found
+
+
+def ahead_of_time(both: Both) -> list[Tensor | None]:
+    with both.sum.multiplied():
+        return at_once(both)
+
+
+def elsewhere(both: Both) -> list[Tensor | None]:
+    """Some is absorbed by another sum, which is taken."""
+    other = GradientSum(both.parameters)
+    other.add_product(both.weight, torch.zeros(1, 5).double(), torch.zeros(1, 4).double())
+    other.absorb(both.sum)
+    assert all(gradient is None for gradient in by_one(both))
+    return [other.take(p) for p in both.parameters]
+
+
+@pytest.mark.parametrize("take", [by_one, at_once, ahead_of_time, elsewhere])
+@pytest.mark.parametrize("seed", range(6))
+def test_each_update_gets_what_is_its_own_whatever_the_order(
+    seed: int, take: Callable[[Both], list[Tensor | None]]
+) -> None:
+    both = Both(seed)
+    for _ in range(30):
+        both.add()
+    assert both.sum.ahead
+    for update in range(UPDATES):
+        both.require(take(both), update)
+        both.sum.next_update()
+    assert not both.sum.ahead and all(gradient is None for gradient in by_one(both))
+
+
+def test_what_is_forgotten_is_gone_of_all_updates() -> None:
+    both = Both(9)
+    for _ in range(30):
+        both.add()
+    both.sum.forget()
+    assert not both.sum.ahead
+    for _ in range(UPDATES):
+        assert all(gradient is None for gradient in by_one(both))
+        both.sum.next_update()
+    both.dense[0], both.came[0] = {p: torch.zeros_like(p) for p in both.parameters}, set()
+    both.product(np.zeros(3, np.int64))
+    both.require(at_once(both), 0)
+
+
+def test_rows_that_do_not_go_with_those_of_the_call_are_refused() -> None:
+    both = Both(0)
+    with (
+        both.sum.of_updates(np.array([0, 1])),
+        pytest.raises(ProtocolError, match="3 rows of a gradient came of a call with 2 rows"),
+    ):
+        both.sum.add_sum(both.bias, torch.ones(3, 5).double())
+
+
+def test_what_computed_weights_get_is_let_go_when_nothing_has_come_for_a_while() -> None:
+    both = Both(0)
+    first = both.sum.of_computed(both.computed)
+    for _ in range(IDLE - 1):
+        both.sum.settle()
+    assert both.sum.of_computed(both.computed) is first
+    first.add(both.computed.stand_ins[0], torch.ones(4, 3, 2).double())
+    for _ in range(IDLE):
+        both.sum.settle()
+        assert both.sum.of_computed(both.computed) is first
+    both.sum.settle()
+    assert both.sum.of_computed(both.computed) is not first
+    assert float(both.sum.take(both.wide).sum()) == 48
+
+
+@pytest.mark.parametrize("n", [1, 40, 130, 300, 520])
+@pytest.mark.parametrize("updates", [None, 1, "several"])
+def test_products_are_counted_once_wherever_they_are_multiplied(n: int, updates: Any) -> None:
+    both, meter = Both(0), FlopMeter()
+    left, right = torch.randn(n, 5).double(), torch.randn(n, 4).double()
+    of = np.arange(n) % 2 if updates == "several" else updates
+    with meter.firing("node", forward=False):
+        with nullcontext() if of is None else both.sum.of_updates(of):
+            both.sum.add_product(both.weight, left, right)
+        for _ in range(2):
+            both.sum.take_each(both.parameters)
+            both.sum.next_update()
+    assert meter.total().backward == 2 * n * 5 * 4
