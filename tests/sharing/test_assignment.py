@@ -111,3 +111,14 @@ def test_each_copy_has_numbers_of_its_own() -> None:
     assert [assignment.number(0), assignment.number(1)] == [0, 0]
     assignment.finish(arena, np.array([1]))
     assert trained == [4, 11]  # evaluation trains nothing
+
+
+def test_what_is_lost_with_a_copy_is_in_flight_there_no_more() -> None:
+    assignment = PerCopy([0, 0])
+    assignment.begin(0, training=True)
+    arena = Arena()
+    for copy, slots in enumerate(([0, 1, 2], [3, 4])):
+        assignment.admit(arena, np.array(slots), copy)
+    assert assignment.active.tolist() == [3, 2]
+    assignment.drop(arena, np.array([0, 1, 2]))
+    assert assignment.active.tolist() == [0, 2]

@@ -84,6 +84,18 @@ def test_kinds_that_are_not_bounded_all_stay():
     assert values(me) == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
+def test_of_mail_that_is_forgotten_what_waits_is_dropped_and_what_is_to_go_was_never_sent():
+    me, _, _ = members(3)
+    me.send_all("gradient", [torch.ones(1, 1)])
+    me.outbox.clear()  # they have gone
+    me.send_all("gradient", [torch.ones(1, 1)])
+    me.put(letter(1.0))
+    me.forget_mail()
+    ledger = me.ledger
+    assert (ledger.sent, ledger.bytes, ledger.came, ledger.dropped) == (2, 8, 1, 1)
+    assert not me.mail and not me.outbox
+
+
 def test_staleness_is_the_receivers_versions_since_the_letter_was_sent():
     me = members(2)[0]
     me.put(letter(1.0, seen=0))

@@ -154,6 +154,15 @@ def test_weights_that_are_not_those_of_the_part_are_refused_by_name(letter, told
     assert share.parameters[0].shape == part.parameters[0].shape
 
 
+@pytest.mark.parametrize(("me", "own"), [(0, False), (1, True)])
+def test_who_does_not_own_a_part_computes_with_weights_that_nobody_steps(me, own):
+    part, state = made()
+    (common,) = [p.data for p in part.parameters]
+    state.live_on(me, 2, in_common=True)
+    (weight,) = state.weights("p", ())[me].parameters
+    assert torch.equal(weight, common) and (weight.data_ptr() != common.data_ptr()) is own
+
+
 def test_a_step_waits_for_the_oldest_rows_that_another_worker_may_still_have():
     part, state = made(max_staleness=2)
     owner = owner_of(state)
