@@ -188,7 +188,8 @@ def ahead_of_time(both: Both) -> list[Tensor | None]:
 def elsewhere(both: Both) -> list[Tensor | None]:
     """Some is absorbed by another sum, which is taken."""
     other = GradientSum(both.parameters)
-    other.add_product(both.weight, torch.zeros(1, 5).double(), torch.zeros(1, 4).double())
+    other.add(both.weight, torch.zeros(5, 4).double())
+    other.add_sum(both.bias, torch.zeros(1, 5).double())
     other.absorb(both.sum)
     assert all(gradient is None for gradient in by_one(both))
     return [other.take(p) for p in both.parameters]
@@ -206,7 +207,22 @@ def test_each_update_gets_what_is_its_own_whatever_the_order(
     for update in range(UPDATES):
         both.require(take(both), update)
         both.sum.next_update()
-    assert not both.sum.ahead and all(gradient is None for gradient in by_one(both))
+        assert both.sum.ahead is (update == 0)  # there are three, and this was the first
+    assert all(gradient is None for gradient in by_one(both))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_nobody_has_taken_goes_with_the_next_update(seed: int) -> None:
+    both = Both(seed)
+    for _ in range(30):
+        both.add()
+    for update in range(1, UPDATES):
+        both.sum.next_update()
+        both.came[0] |= both.came[update]
+        for p, value in both.dense[update].items():
+            both.dense[0][p] += value
+    assert not both.sum.ahead
+    both.require(at_once(both), 0)
 
 
 def test_what_is_forgotten_is_gone_of_all_updates() -> None:
@@ -247,6 +263,78 @@ def test_what_computed_weights_get_is_let_go_when_nothing_has_come_for_a_while()
     assert float(both.sum.take(both.wide).sum()) == 48
 
 
+class Noting:
+    """What would add from where rows lie; notes what it is to add to."""
+
+    def __init__(self, *wide: int) -> None:
+        self.wide, self.added = wide, list[tuple[int, Any, bool]]()
+
+    def may_add(self, out: Tensor, n: int) -> bool:
+        return out.shape[-1] in self.wide and n < 100
+
+    def add(self, out: Tensor, pieces: Any, *, add: bool) -> None:
+        self.added.append((out.data_ptr(), pieces, add))
+
+
+def test_a_call_adds_to_all_of_several_gradients_or_to_none() -> None:
+    both = Both(0)
+    some = [(both.weight, (7, 8, 5)), (both.bias, (9, 5))]
+    one, every = Noting(4), Noting(4, 5)
+    assert not both.sum.add_all_in(one, some) and not one.added
+    assert not both.sum.add_all_in(every, [(both.weight, (7, 8, 100))])
+    with both.sum.of_updates(1):
+        assert not both.sum.add_all_in(every, some)
+        assert both.sum.slot_for(every, both.weight, 5) is None
+    assert by_one(both) == [None] * 6 and not every.added
+    both.sum.add(both.bias, torch.ones(5).double())
+    assert both.sum.add_all_in(every, some) and both.sum.add_all_in(every, some[:1])
+    assert [(pieces, add) for _, pieces, add in every.added] == [
+        ([(7, 8, 5)], False),
+        ([(9, 5)], True),
+        ([(7, 8, 5)], True),
+    ]
+    found = by_one(both)
+    assert [x is None or x.data_ptr() for x in found[:3]] == [
+        every.added[0][0],
+        True,
+        every.added[1][0],
+    ]
+    assert both.sum.slot_for(one, both.weight, 5) is not None
+    assert both.sum.slot_for(one, both.bias, 5) is None
+
+
+KINDS: dict[str, Callable[[GradientSum, nn.Parameter, nn.Parameter, Tensor, Tensor], object]] = {
+    "products": lambda into, w, b, left, right: into.add_products(w, [(left, right)]),
+    "product": lambda into, w, b, left, right: into.add_product(w, left, right),
+    "sums": lambda into, w, b, left, right: into.add_sums(b, [left]),
+    "sum": lambda into, w, b, left, right: into.add_sum(b, left),
+    "later": lambda into, w, b, left, right: into.add_later(Later(w), (left, right), len(left)),
+}
+
+
+@pytest.mark.parametrize("absorbed", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_more_rows_wait_than_are_worth_it(kind: str, absorbed: bool) -> None:
+    weight, bias = parameter(72, 64), parameter(72)
+    into, total = GradientSum([weight, bias]), torch.zeros(72).double()
+    for _ in range(50):
+        left, right = torch.randn(100, 72).double(), torch.randn(100, 64).double()
+        total += left.sum(0)
+        other = GradientSum([weight, bias]) if absorbed else into
+        KINDS[kind](other, weight, bias, left, right)
+        if absorbed:
+            into.absorb(other)
+        slots = into._slots.values()
+        products = sum(len(x) for slot in slots for x, _ in slot.products)
+        later = sum(len(x) for found in into._later.values() for x, _ in found)
+        assert products + later + sum(len(x) for slot in slots for x in slot.sums) < 2048
+    of = bias if "sum" in kind else weight
+    found = into.take(of)
+    assert found is not None
+    if of is bias:
+        assert_close(found, total)
+
+
 @pytest.mark.parametrize("n", [1, 40, 130, 300, 520])
 @pytest.mark.parametrize("updates", [None, 1, "several"])
 def test_products_are_counted_once_wherever_they_are_multiplied(n: int, updates: Any) -> None:
@@ -260,3 +348,19 @@ def test_products_are_counted_once_wherever_they_are_multiplied(n: int, updates:
             both.sum.take_each(both.parameters)
             both.sum.next_update()
     assert meter.total().backward == 2 * n * 5 * 4
+
+
+@pytest.mark.parametrize("updates", [None, 1, "several"])
+def test_products_of_what_is_looked_up_are_counted_by_the_rows_that_ask_for_them(
+    updates: Any,
+) -> None:
+    both, meter, n = Both(0), FlopMeter(), 40
+    of = np.arange(n) % 2 if updates == "several" else updates
+    with meter.firing("node", forward=False):
+        with nullcontext() if of is None else both.sum.of_updates(of):
+            ids = torch.randint(1, 7, (n,))
+            both.sum.add_looked_up(both.lookup, [(torch.randn(n, 5).double(), ids)])
+        for _ in range(2):
+            both.sum.take_each(both.parameters)
+            both.sum.next_update()
+    assert meter.total().backward == 2 * (2 * n * 5 * 4)  # of the table and of the weight

@@ -49,3 +49,26 @@ def test_copies_that_begin_anew_have_weights_and_buffers_of_the_user_s_module():
     replicas.restart()
     for each in copies:
         assert each.running_mean.tolist() == [7.0, 7.0] and each.weight.tolist() == [8.0, 8.0]
+
+
+def test_the_distance_of_copies_is_that_of_those_who_take_part(copies):
+    hand = copies(EXCHANGES["weights"](), n=3)
+    for k, me in enumerate(hand.members):
+        me.part.overwrite([torch.full((1, 3), float(k), dtype=torch.float64)])
+    # Each entry is (-1, 0, 1) from the mean.
+    assert hand.replicas.distance() == pytest.approx((3 * 2 / 3) ** 0.5)
+    hand.replicas.set_present(0, False)
+    assert hand.replicas.distance() == pytest.approx((3 * 2 * 0.25 / 2) ** 0.5)
+
+
+@pytest.mark.parametrize(("sent", "came", "lost"), [(7, 3, 1), (2, 3, 1), (4, 3, 1)])
+def test_accounts_that_a_death_has_left_open_are_closed_at_the_copy_that_died(
+    copies, sent, came, lost
+):
+    hand = copies(EXCHANGES["weights"](), n=3)
+    first, second, third = (me.ledger for me in hand.members)
+    first.sent, second.came, third.lost = sent, came, lost
+    hand.replicas.balance(2)
+    assert (first.sent, second.came, first.lost, second.lost) == (sent, came, 0, 0)
+    assert sent + third.sent == came + third.lost
+    assert (third.sent, third.lost - lost) == (max(0, 4 - sent), max(0, sent - 4))
