@@ -225,6 +225,27 @@ def test_what_nobody_has_taken_goes_with_the_next_update(seed: int) -> None:
     both.require(at_once(both), 0)
 
 
+@pytest.mark.parametrize("kind", ["product", "looked up", "computed"])
+@pytest.mark.parametrize("updates", [1, np.array([0, 1])])
+def test_what_is_ahead_is_known_of_each_kind(kind: str, updates: Any) -> None:
+    both = Both(0)
+    two = {n: torch.ones(2, n).double() for n in (4, 5, 6)}
+    with both.sum.of_updates(updates):
+        if kind == "product":
+            both.sum.add_product(both.weight, two[5], two[4])
+        elif kind == "looked up":
+            both.sum.add_looked_up(both.lookup, [(two[5], torch.tensor([1, 2]))])
+        else:
+            into = both.sum.of_computed(both.computed)
+            into.add_product(both.computed.stand_ins[0], two[4], two[6])
+    assert both.sum.ahead
+    both.sum.take_each(both.parameters)
+    assert both.sum.ahead
+    both.sum.next_update()
+    assert not both.sum.ahead
+    assert any(x is not None and x.to_dense().any() for x in by_one(both))
+
+
 def test_what_is_forgotten_is_gone_of_all_updates() -> None:
     both = Both(9)
     for _ in range(30):

@@ -43,6 +43,15 @@ def test_those_with_fewest_in_flight_get_the_next_until_all_have_as_many() -> No
     assert assignment.active.tolist() == [6]
 
 
+def test_one_at_a_time_each_goes_to_another_copy_until_all_have_one() -> None:
+    assignment = Balanced(3)
+    assignment.begin(0, training=True)
+    arena = Arena()
+    for slot in range(6):
+        assignment.admit(arena, np.array([slot]), 0)
+    assert arena.copy[:6].tolist() == [0, 1, 2, 0, 1, 2]
+
+
 def test_what_comes_together_goes_to_the_copy_that_has_the_fewest_and_fills_each() -> None:
     assignment = Stocked(2)
     assignment.begin(0, training=True)
