@@ -209,6 +209,31 @@ def test_a_firing_keeps_the_weights_that_it_began_with_while_another_lane_steps(
     assert isinstance(shared, SnapshotPart) and len(shared._all) <= 2 + 2
 
 
+def test_weights_of_now_are_as_they_are_until_others_are_in_their_place(monkeypatch) -> None:
+    """A firing of another worker may begin at any moment of a step."""
+    part, (one, two) = made()
+    snapshot, seen = SnapshotPart._snapshot, []
+
+    def watched(self: SnapshotPart, version: int) -> object:
+        made = snapshot(self, version)
+        seen.append((self.current.version, self.current.tensors[0].clone()))
+        return made
+
+    monkeypatch.setattr(SnapshotPart, "_snapshot", watched)
+    before = part.module.weight.detach().clone()
+    with one.guard:
+        one.gradient.add(one.module.weight, torch.ones(1, 2))
+        one.answered(1, 1)
+        with two.guard:
+            two.gradient.add(two.module.weight, torch.ones(1, 2))
+            two.answered(1, 1)
+        assert two.step_if_due(0) is not None
+    assert one.step_if_due(0) is not None  # nobody has fired with the weights of the first step
+    assert [version for version, _ in seen] == [0, 1]
+    for version, weights in seen:
+        assert_close(weights, before - version)
+
+
 def test_copies_of_weights_in_bfloat16_are_those_of_the_snapshot_that_a_firing_sees() -> None:
     _, (one, two) = made()
     rows = torch.ones(1, 2, dtype=torch.bfloat16)

@@ -27,6 +27,8 @@ LEFT_ALONE = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
 IDEMPOTENT = ("init__", "check", "clear", "copy_", "discard", "fill_", "require", "sort", "zero_")
 """How the names of calls begin that do nothing the second time."""
 RAN = "a_statement_runs"
+TOLD = "marks"
+"""The module that has it, of which the source that tells is given a copy."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,8 @@ def _on_one_line(lines: Sequence[str]) -> str:
 def telling(source: str, path: str) -> str:
     """The same source, which calls ``RAN(path, line)`` before each statement of a function."""
     tree = ast.parse(source)
+    head = next((k for k, s in enumerate(tree.body) if not _must_be_first(s)), len(tree.body))
+    tree.body.insert(head, ast.parse(f"from {TOLD} import {RAN}").body[0])
     for function in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]:
         for node in ast.walk(function):
             if isinstance(node, ast.ClassDef):
@@ -167,6 +171,13 @@ def telling(source: str, path: str) -> str:
                     told = ([_call(s, path), s] for s in block)
                     setattr(node, name, list(chain.from_iterable(told)))
     return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def _must_be_first(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Constant()) | ast.ImportFrom(module="__future__"):
+            return True
+    return False
 
 
 def _call(statement: ast.stmt, path: str) -> ast.stmt:

@@ -18,7 +18,6 @@ can see; if there is one that it does not hold, the exit status is 1. On systems
 from __future__ import annotations
 
 import argparse
-import builtins
 import importlib
 import json
 import os
@@ -39,7 +38,8 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from faults import RAN, Fault, explained, faults_of, telling
+from faults import TOLD, Fault, explained, faults_of, telling
+from marks import FILE, Marks
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("src/geartrain/parts", "src/geartrain/sharing", "src/geartrain/engine")
@@ -58,19 +58,25 @@ OPTIONS = ["-q", "-p", "no:cacheprovider", "--no-header"]
 
 
 class Lines:
-    """A plugin: who runs which statements, and how long each test takes."""
+    """A plugin: who runs which statements, and how long each test takes.
 
-    def __init__(self) -> None:
+    Args:
+        marks: Of the statements.
+    """
+
+    def __init__(self, marks: Marks) -> None:
         self.tests: dict[str, set[tuple[str, int]]] = defaultdict(set)
         self.seconds: dict[str, float] = defaultdict(float)
         self.failed: set[str] = set()
-        self._now: set[tuple[str, int]] = set()
-        setattr(builtins, RAN, lambda path, line: self._now.add((path, line)))
+        self._marks = marks
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._now = self.tests[item.nodeid]
-        return (yield)
+        self._marks.take()
+        try:
+            return (yield)
+        finally:
+            self.tests[item.nodeid] |= self._marks.take()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] += report.duration
@@ -134,10 +140,13 @@ def forked(folder: Path, work: Callable[[], int]) -> int:
 
 
 def traced(folder: Path, files: Sequence[str], tests: Sequence[str], path: Path) -> None:
-    """Find out who runs which statements of the files."""
+    """Find out who runs which statements of the files, in whatever process."""
+    os.environ[FILE] = str(folder / "marks")
+    Marks.make(folder / "marks", files)
+    shutil.copy(Path(__file__).with_name(f"{TOLD}.py"), folder / "src")
 
     def work() -> int:
-        plugin = Lines()
+        plugin = Lines(Marks(folder / "marks"))
         code = pytest.main([*OPTIONS, "--timeout=600", *tests], plugins=[plugin])
         plugin.write(path)
         return int(code)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,8 @@ HERE = Path(__file__).parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
-from faults import RAN, explained, faults_of, telling  # noqa: E402
+from faults import explained, faults_of, telling  # noqa: E402
+from marks import FILE, Marks  # noqa: E402
 
 ROOT = HERE.parents[1]
 SOURCE = '''\
@@ -78,15 +81,29 @@ def test_faults_are_one_at_a_time_and_every_one_is_a_program(tmp_path: Path) -> 
     ]
 
 
-def test_a_source_that_tells_what_runs_does_what_it_did() -> None:
-    ran: list[tuple[str, int]] = []
-    space = {RAN: lambda path, line: ran.append((path, line))}
-    exec(telling(SOURCE.replace("self.told(found)", "found += [1, 9]"), "small.py"), space)
-    assert ran == []
-    counter, found = space["Counter"](2), [5, 5]  # type: ignore[call-arg]
-    assert counter.count(found) == [] and counter.n == 1  # type: ignore[attr-defined]
-    assert {line for _, line in ran} >= {8, 12, 14, 15, 16, 17, 18} and ("small.py", 8) in ran
-    assert 13 not in {line for _, line in ran}
+def test_a_source_that_tells_what_runs_does_what_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = f'"""Words."""\n\nfrom __future__ import annotations\n\n{SOURCE}'
+    Marks.make(tmp_path / "marks", ["other.py", "small.py"])
+    monkeypatch.setenv(FILE, str(tmp_path / "marks"))
+    marks, space = Marks(tmp_path / "marks"), dict[str, Any]()
+    exec(telling(source.replace("self.told(found)", "found += [1, 9]"), "small.py"), space)
+    assert marks.take() == set()
+    counter, found = space["Counter"](2), [5, 5]
+    assert counter.count(found) == [] and counter.n == 1
+    ran = marks.take()
+    assert ran >= {("small.py", 4 + line) for line in (8, 12, 14, 15, 16, 17, 18)}
+    assert ("small.py", 4 + 13) not in ran and not marks.take()
+
+
+def test_who_has_run_a_statement_is_known_whatever_process_it_was(tmp_path: Path) -> None:
+    Marks.make(tmp_path / "marks", ["a.py", "b.py"])
+    marks = Marks(tmp_path / "marks")
+    script = "from marks import a_statement_runs as tell; tell('b.py', 3); tell('a.py', 7)"
+    environment = {**os.environ, FILE: str(tmp_path / "marks"), "PYTHONPATH": str(HERE)}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    assert marks.take() == {("b.py", 3), ("a.py", 7)}
 
 
 def test_what_no_test_can_see_is_explained_and_there() -> None:

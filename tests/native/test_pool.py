@@ -6,12 +6,14 @@ import ctypes
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from geartrain.native.heap import LATER_S, SOON_S, Heap
-from geartrain.native.pool import LEAST, MUCH, MemoryPool, made, shared
+from geartrain.native.pool import LEAST, MUCH, MemoryPool, is_alone, made, shared
+from tests.rigs.programs import Nursery, Program
 
 ROWS = LEAST // 256
 """Of 64 float32 each, so that a tensor is lent."""
@@ -61,7 +63,7 @@ def test_it_is_given_back_once_by_whichever_thread_had_it_last() -> None:
 def test_a_tensor_larger_than_a_block_has_one_of_its_own() -> None:
     pool = MemoryPool()
     small = pool.empty((ROWS, 64), torch.float32).fill_(1)
-    large = pool.empty((80 << 20,), torch.uint8)
+    large = pool.empty(((80 << 20) + 64,), torch.uint8)  # no whole number of pages
     large[-1] = 7
     assert (small == 1).all() and pool.nbytes() == small.nbytes + large.nbytes
 
@@ -84,16 +86,63 @@ def test_of_what_calls_make_large_tensors_are_lent() -> None:
 
 def test_pages_that_none_has_reached_of_late_go_back_and_those_below_stay() -> None:
     pool = MemoryPool()
-    low = pool.empty((ROWS, 64), torch.float32).fill_(5)
+    below = pool.empty((ROWS, 64), torch.float32)
+    low = pool.empty((ROWS + 1, 64), torch.float32).fill_(5)  # to within a page
     high = pool.empty((1 << 20,), torch.float32).fill_(5)
     begin = high.data_ptr()
-    del high
+    del high, below
+    for _ in range(3):
+        pool.empty((ROWS, 64), torch.float32)
+    again = pool.empty((1 << 20,), torch.float32)
+    assert again.data_ptr() == begin and (again == 5).all()  # they are not looked at all the time
+    del again
     for _ in range(200):
         pool.empty((ROWS, 64), torch.float32)
     assert (low == 5).all()
     again = pool.empty((1 << 20,), torch.float32)
     assert again.data_ptr() == begin
-    assert not again[ROWS * 64 + 4096 :].any()  # pages that have gone are zeros
+    assert not again[4096:].any()  # pages that have gone are zeros
+
+
+def test_blocks_that_nobody_wants_go_back_but_the_first_and_those_in_use_stay() -> None:
+    pool, whole = MemoryPool(), 1 << 26
+    first, second, third = (pool.empty((whole,), torch.uint8) for _ in range(3))
+    at = second.data_ptr()
+    del first, third
+    for _ in range(200):
+        pool.empty((ROWS, 64), torch.float32)
+    assert len(pool._blocks) == 2
+    del second
+    two = [pool.empty((whole,), torch.uint8) for _ in range(2)]
+    assert two[1].data_ptr() == at and len(pool._blocks) == 2
+
+
+def test_a_tensor_is_alone_as_long_as_no_other_has_its_memory_but_those_that_are_known() -> None:
+    x = torch.empty(8)
+    part = x[2:]
+    assert not is_alone(x) and not is_alone(part)
+    assert is_alone(x, known=1) and not is_alone(x, known=2)
+    del part
+    assert is_alone(x) and not is_alone(x, known=1)
+
+
+FORKED = """
+import os, signal, torch
+from geartrain.native.pool import MUCH, shared
+
+with shared._lock:  # some thread is in there
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        os._exit(shared.empty((MUCH,), torch.uint8).numel() == MUCH)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+def test_a_process_that_is_forked_while_a_thread_lends_may_lend(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    assert Program(nursery, tmp_path / "run", FORKED).line() == "1"
 
 
 def test_malloc_is_asked_once_and_not_again_a_moment_later() -> None:

@@ -288,6 +288,8 @@ def forge_all(kind: str, seed: int, count: int) -> int:
             sys.stderr.flush()
             write_checkpoint(Path(folder) / "forged", tensors, document)
             refused += trials.refuses(Path(folder) / "forged")
+            sys.stdout.write(f"{refused}\n")  # whoever waits knows that it goes on
+            sys.stdout.flush()
     return refused
 
 

@@ -43,6 +43,15 @@ def test_those_with_fewest_in_flight_get_the_next_until_all_have_as_many() -> No
     assert assignment.active.tolist() == [6]
 
 
+def test_one_at_a_time_each_goes_to_another_copy_until_all_have_one() -> None:
+    assignment = Balanced(3)
+    assignment.begin(0, training=True)
+    arena = Arena()
+    for slot in range(6):
+        assignment.admit(arena, np.array([slot]), 0)
+    assert arena.copy[:6].tolist() == [0, 1, 2, 0, 1, 2]
+
+
 def test_what_comes_together_goes_to_the_copy_that_has_the_fewest_and_fills_each() -> None:
     assignment = Stocked(2)
     assignment.begin(0, training=True)
@@ -111,3 +120,14 @@ def test_each_copy_has_numbers_of_its_own() -> None:
     assert [assignment.number(0), assignment.number(1)] == [0, 0]
     assignment.finish(arena, np.array([1]))
     assert trained == [4, 11]  # evaluation trains nothing
+
+
+def test_what_is_lost_with_a_copy_is_in_flight_there_no_more() -> None:
+    assignment = PerCopy([0, 0])
+    assignment.begin(0, training=True)
+    arena = Arena()
+    for copy, slots in enumerate(([0, 1, 2], [3, 4])):
+        assignment.admit(arena, np.array(slots), copy)
+    assert assignment.active.tolist() == [3, 2]
+    assignment.drop(arena, np.array([0, 1, 2]))
+    assert assignment.active.tolist() == [0, 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -83,6 +84,18 @@ def test_kinds_that_are_not_bounded_all_stay():
     assert values(me) == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
+def test_of_mail_that_is_forgotten_what_waits_is_dropped_and_what_is_to_go_was_never_sent():
+    me, _, _ = members(3)
+    me.send_all("gradient", [torch.ones(1, 1)])
+    me.outbox.clear()  # they have gone
+    me.send_all("gradient", [torch.ones(1, 1)])
+    me.put(letter(1.0))
+    me.forget_mail()
+    ledger = me.ledger
+    assert (ledger.sent, ledger.bytes, ledger.came, ledger.dropped) == (2, 8, 1, 1)
+    assert not me.mail and not me.outbox
+
+
 def test_staleness_is_the_receivers_versions_since_the_letter_was_sent():
     me = members(2)[0]
     me.put(letter(1.0, seen=0))
@@ -90,6 +103,20 @@ def test_staleness_is_the_receivers_versions_since_the_letter_was_sent():
     me.apply([torch.ones(1, 1).double()])
     me.take()
     assert me.ledger.staleness == {2: 1}
+
+
+def test_letters_are_taken_at_rest_or_once_after_a_step_while_rows_are_in_flight():
+    exchange, (me, other) = NearestNeighbours(), members(2, update_every=1)
+    exchange.prepare([me, other])
+    here, part = Endpoint(exchange, me), me.part
+    part.sent(2)
+    assert here.put(letter(1.0)) and not here.ready
+    part.gradient.add(part.parameters[0], torch.ones(1, 1).double())
+    part.received(1, np.zeros(1, np.int64))
+    assert not here.ready and part.step_if_due(0) and here.ready
+    assert len(here.receive()) == 1 and here.put(letter(1.0)) and not here.ready
+    part.received(1, np.zeros(1, np.int64))
+    assert here.ready and len(here.receive()) == 1 and not here.ready
 
 
 def test_a_step_with_a_foreign_gradient_leaves_the_gradient_that_waits_alone():

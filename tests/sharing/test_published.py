@@ -59,6 +59,19 @@ def test_a_rate_that_is_annealed_goes_by_the_updates_of_the_owner():
     assert moved(part, state, [0, 0, 0, 1, 2]) == pytest.approx(wanted)
 
 
+def test_parts_are_spread_over_the_workers_by_their_size_the_large_ones_first():
+    sizes = {"one": 1, "two": 2, "four": 4, "six": 6}
+    parts = {
+        name: PartState(name, nn.Linear(size, 1, bias=False), Rules(optimizer=SGD))
+        for name, size in sizes.items()
+    }
+    state = PublishedState(parts, 2)
+    state.live_on(0, 2, in_common=False)
+    mine = {name for name in parts if state.keeps(0, name)}
+    assert mine == {"six", "one"}
+    assert {name for name in parts if state.keeps(1, name)} == parts.keys() - mine
+
+
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
@@ -139,6 +152,15 @@ def test_weights_that_are_not_those_of_the_part_are_refused_by_name(letter, told
     with pytest.raises(TransportError, match=f"about part 'p'.*{told}"):
         share.take()
     assert share.parameters[0].shape == part.parameters[0].shape
+
+
+@pytest.mark.parametrize(("me", "own"), [(0, False), (1, True)])
+def test_who_does_not_own_a_part_computes_with_weights_that_nobody_steps(me, own):
+    part, state = made()
+    (common,) = [p.data for p in part.parameters]
+    state.live_on(me, 2, in_common=True)
+    (weight,) = state.weights("p", ())[me].parameters
+    assert torch.equal(weight, common) and (weight.data_ptr() != common.data_ptr()) is own
 
 
 def test_a_step_waits_for_the_oldest_rows_that_another_worker_may_still_have():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -12,9 +13,11 @@ import torch
 from torch import nn
 
 from geartrain.errors import NonFiniteError, TransportError
+from geartrain.frames.message import Payload
 from geartrain.frames.tables import look_up
 from geartrain.native import sums
 from geartrain.native.steps import AdamStep, AdamTensors
+from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.slot import summed
 from geartrain.parts.optimizers import FusedAdagrad, FusedAdam
 from geartrain.parts.part import PartState
@@ -182,6 +185,18 @@ def test_weights_are_not_copied_again_where_nobody_has_stepped() -> None:
     assert not both.lock.taken
 
 
+def test_torch_counts_a_copy_of_other_weights_as_a_change() -> None:
+    """What is made of weights, such as copies in bfloat16, is made anew by that count."""
+    both = linear()
+    (p,) = both.shares[0].parameters
+    before = p._version
+    with both.shares[0]:
+        assert p._version == before
+    both.add(1)
+    with both.shares[0]:
+        assert p._version > before
+
+
 def test_what_a_step_writes_is_looked_at_once_though_sums_lie_in_two_places_by_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -324,6 +339,34 @@ def test_what_is_left_of_updates_goes_to_the_owner_once_with_the_ages_of_all() -
     for share in both.shares:
         share.rest()
     assert not carried(both) and sum(owner.histogram()) == 6
+
+
+class OfWeightsOfNow:
+    """A gradient that is known when it is asked for, by the weights of then: they, and 1."""
+
+    def add_all(self, found: Sequence[Payload], into: GradientSum) -> None:
+        for (weight,) in found:
+            into.add(weight, weight.detach() + 1)
+
+
+def test_what_the_owner_is_gathering_is_of_its_own_weights_if_a_letter_has_it_step() -> None:
+    both = linear(update_every=2)
+    owner, other = both.shares
+    both.add(0)
+    owner.rest()  # half an update, which waits at the part
+    both.add(1)
+    both.add(1)
+    assert float(both.common[0]) == -2 and both.sees(0) == [0]
+    with both.lock:
+        assert owner.gradient.add_later(OfWeightsOfNow(), (both.parts[0].parameters[0],), 1)
+    both.add(1)
+    other.rest()
+    carried(both)
+    assert both.board[0] == 2 and float(both.common[0]) == -4 and both.sees(0) == [0]
+    owner.answered(1, 1)
+    owner.rest()
+    (gradient,) = both.parts[0].pending_gradients().values()
+    assert float(gradient) == 1  # and not of -2, from which the step went
 
 
 def test_what_was_left_before_a_pass_is_with_the_owner_alone() -> None:

@@ -134,7 +134,10 @@ class Wrong:
         (Torus(rows=3), 8, "8 copies do not fit"),
         (Wrong([1], [0], [0]), 2, "has 3 entries: give one a copy"),
         (Wrong([1], [2]), 2, r"neighbours of copy 1: \[2\] has \[2\]"),
-        ("ring", 0, "0 copies were asked for"),
+        *(
+            (kind, 0, "0 copies were asked for")
+            for kind in ("ring", "torus", "full", "exponential")
+        ),
     ],
 )
 def test_graphs_that_cannot_serve_are_refused_with_the_reason(given, copies, reason):

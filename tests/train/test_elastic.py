@@ -169,6 +169,32 @@ def test_a_newcomer_takes_part_at_once_and_its_optimiser_goes_on():
     assert min(steps) > seen.exchanged[-1].copies[2].rounds  # not those of its own alone
 
 
+@pytest.mark.parametrize("exchange", ["d-psgd", "push-sum"])
+def test_where_all_are_there_again_they_are_linked_as_they_were(exchange):
+    sharing = Neighbours(copies=4, exchange=exchange, topology="ring")
+    s, _ = session(sharing, cluster([]))
+    replicas = replicas_of(s)
+
+    def linked() -> list[Any]:
+        members = [e.member for endpoints in replicas.endpoints.values() for e in endpoints]
+        return [({*m.neighbours}, {*m.senders}) for m in members]
+
+    before = linked()
+    for present in (False, True):
+        replicas.set_present(2, present)
+        replicas.regroup()
+        assert (linked() == before) is present
+    s.fit(numbered(40), epochs=1)
+    assert all(e.member.ledger.came for e in replicas.all_endpoints())
+
+
+@pytest.mark.parametrize(("exchange", "together"), [("all-reduce", [0, 1, 3]), ("weights", [])])
+def test_copies_that_go_in_rounds_begin_anew_together_as_many_as_are_there(exchange, together):
+    s, _ = session(Neighbours(copies=4, exchange=exchange), cluster([]))
+    replicas_of(s).set_present(2, False)
+    assert [*replicas_of(s).going_together()] == together
+
+
 def test_copies_that_are_split_die_as_a_whole():
     sharing = Neighbours(copies=3, exchange="weights")
     s, seen = session(sharing, cluster([Die(3, 0.002), Join(2, 0.005)], n=6), max_active=4)

@@ -431,8 +431,7 @@ class GradientSum:
                 operations.tell(left.shape[1], left.shape[0], right.shape[1])
             rows = RowsOfUpdates(left, right, for_rows(updates, left.shape[0]))
             if rows.updates.size >= _SORTED:
-                with operations.told_before() if operations.listening else nullcontext():
-                    self._add_by_update(parameter, columns, rows)
+                self._add_by_update(parameter, columns, rows)
                 return
             self._apart.put(parameter, columns, rows)
 
@@ -462,15 +461,16 @@ class GradientSum:
     def _add_by_update(
         self, parameter: torch.nn.Parameter, columns: Runs | None, rows: RowsOfUpdates
     ) -> None:
-        """Add rows to the sums of their updates."""
-        for update, left, right in rows.by_update():
-            into = self._of(update)
-            before, into._updates = into._updates, None
-            if right is None:
-                into.add_sum(parameter, left)
-            else:
-                into.add_product(parameter, left, right, columns=columns)
-            into._updates = before
+        """Add rows, which have been told of, to the sums of their updates."""
+        with operations.told_before() if operations.listening else nullcontext():
+            for update, left, right in rows.by_update():
+                into = self._of(update)
+                before, into._updates = into._updates, None
+                if right is None:
+                    into.add_sum(parameter, left)
+                else:
+                    into.add_product(parameter, left, right, columns=columns)
+                into._updates = before
 
     def absorb(
         self,
