@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from geartrain.native.heap import LATER_S, SOON_S, Heap
-from geartrain.native.pool import LEAST, MUCH, MemoryPool, is_alone, made, shared
+from geartrain.native.pool import LEAST, MemoryPool, is_alone, made, shared
 from tests.rigs.programs import Nursery, Program
 
 ROWS = LEAST // 256
@@ -76,12 +76,24 @@ def test_few_bytes_are_malloc_s() -> None:
 
 def test_of_what_calls_make_large_tensors_are_lent() -> None:
     before = shared.nbytes()
-    few = made((MUCH // 256 - 1, 64), torch.float32)
-    assert few.shape == (MUCH // 256 - 1, 64) and shared.nbytes() == before
-    many = made((MUCH // 512, 64), torch.float64)
+    few = made((LEAST // 256 - 1, 64), torch.float32)
+    assert few.shape == (LEAST // 256 - 1, 64) and shared.nbytes() == before
+    many = made((LEAST // 512, 64), torch.float64)
     assert many.dtype is torch.float64 and shared.nbytes() == before + many.nbytes
     with torch.device("meta"):
         assert made((2, 64), torch.float32).is_cpu and shared.empty((2, 64), torch.float32).is_cpu
+
+
+def test_small_tensors_leave_room_for_large_ones_that_come_again() -> None:
+    """So a block reaches no further than all of them at once."""
+    pool = MemoryPool()
+    large, between, small, last = [pool.empty((n * ROWS, 64), torch.float32) for n in (8, 1, 1, 1)]
+    begins = large.data_ptr(), small.data_ptr()
+    del large, small
+    again = pool.empty((ROWS, 64), torch.float32)
+    large = pool.empty((8 * ROWS, 64), torch.float32)
+    assert (large.data_ptr(), again.data_ptr()) == begins
+    assert between.data_ptr() < again.data_ptr() < last.data_ptr()
 
 
 def test_pages_that_none_has_reached_of_late_go_back_and_those_below_stay() -> None:
@@ -128,13 +140,13 @@ def test_a_tensor_is_alone_as_long_as_no_other_has_its_memory_but_those_that_are
 
 FORKED = """
 import os, signal, torch
-from geartrain.native.pool import MUCH, shared
+from geartrain.native.pool import LEAST, shared
 
 with shared._lock:  # some thread is in there
     pid = os.fork()
     if pid == 0:
         signal.alarm(20)
-        os._exit(shared.empty((MUCH,), torch.uint8).numel() == MUCH)
+        os._exit(shared.empty((LEAST,), torch.uint8).numel() == LEAST)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
@@ -143,6 +155,23 @@ def test_a_process_that_is_forked_while_a_thread_lends_may_lend(
     nursery: Nursery, tmp_path: Path
 ) -> None:
     assert Program(nursery, tmp_path / "run", FORKED).line() == "1"
+
+
+def test_what_no_tensor_of_a_run_has_reached_goes_back_when_it_is_over() -> None:
+    pool = MemoryPool()
+    low = pool.empty((ROWS, 64), torch.float32).fill_(5)
+    for run in range(3):
+        high = pool.empty(((4 if run else 8) * ROWS, 64), torch.float32).fill_(5)
+        begin = high.data_ptr()
+        del high
+        pool.rest()
+        high = pool.empty((8 * ROWS, 64), torch.float32)
+        assert high.data_ptr() == begin and (low == 5).all()
+        # As far as the run has reached: pages that have gone are zeros.
+        assert (high[: 4 * ROWS - 64] == 5).all()
+        assert (high[4 * ROWS + 64 :] == (0 if run else 5)).all()
+        del high
+        pool.rest()
 
 
 def test_malloc_is_asked_once_and_not_again_a_moment_later() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from geartrain.errors import ProtocolError
 from geartrain.native import library, pool
 from geartrain.native.fused import AT_A_TIME, At, Op, Packing, Reckoning, Step, Steps
-from geartrain.native.pool import MUCH
+from geartrain.native.pool import LEAST
 from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
 from geartrain.native.steady import steady
 from geartrain.nn.derivation import derive
@@ -312,13 +312,13 @@ def test_large_results_are_lent_by_the_pool() -> None:
     """malloc would find another place for each, and keep all of them."""
     torch.manual_seed(2)
     module = nn.Sequential(nn.Linear(D, 32), nn.Tanh())
-    x = torch.randn(MUCH // 128, D)
+    x = torch.randn(LEAST // 128, D)
     program = Program(derive(module, (x,)), Operands(module))
     before = pool.shared.nbytes()
     (few, *_), _ = program.forward((x[:-1],))
     assert pool.shared.nbytes() == before
     (y, *_), residuals = program.forward((x,))
-    assert pool.shared.nbytes() - before == y.nbytes == MUCH
+    assert pool.shared.nbytes() - before == y.nbytes == LEAST
     assert torch.equal(y[:-1], few)
     torch.testing.assert_close(y, module(x))
     del y, residuals
@@ -454,7 +454,7 @@ def test_of_programs_beside_one_another_large_results_are_lent() -> None:
     one, other = (Program(derive(m, (torch.randn(5, 64),)), Operands(m)) for m in modules)
     beside = one.beside([other])
     assert beside is not None
-    n = MUCH // 256
+    n = LEAST // 256
     with torch.no_grad(), steady():
         for rows, lends in ((n // 8, False), (n, True)):
             before, x = pool.shared.nbytes(), torch.randn(2 * rows, 64)

@@ -183,7 +183,7 @@ def test_rows_of_a_later_update_wait_for_it() -> None:
 
 
 def test_what_is_kept_of_many_rows_is_lent() -> None:
-    program, x = _program(Pass()), torch.ones(2 * pool.MUCH // 8 // H, H)
+    program, x = _program(Pass()), torch.ones(2 * pool.LEAST // 8 // H, H)
     inside = _inside([len(x)])
     before = pool.shared.nbytes()
     ys, kept = program.forward(call_of_inside((x,), inside, dict.fromkeys(inside.edges, True)))

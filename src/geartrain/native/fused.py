@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from geartrain.errors import ProtocolError
-from geartrain.native import library
+from geartrain.native import library, pool
 
 
 class Op(IntEnum):
@@ -385,7 +385,7 @@ class Packing:
         """
         out, into = weight.shape
         depth, width = (out, into) if turned else (into, out)
-        found = weight.new_empty(depth * (width + -width % _LANES))
+        found = pool.made((depth * (width + -width % _LANES),), weight.dtype)
         at = found.data_ptr()
         self._held += (weight, found)
         self._words += (out, into, int(turned), weight.data_ptr(), at)

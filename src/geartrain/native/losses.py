@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from geartrain.native import library
+from geartrain.native import library, pool
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -32,7 +32,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | Non
     ):
         return None
     n, classes = logits.shape
-    losses, gradient = logits.new_empty(n), logits.new_empty((n, classes))
+    losses, gradient = logits.new_empty(n), pool.made((n, classes), logits.dtype)
     bad = typed["cross_entropy"][4 * n * classes > library.SMALL](
         n,
         classes,

@@ -1,12 +1,12 @@
 """A pool of memory for tensors that come and go together, of other sizes each time.
 
-    empty((1088, 64)) ─► a range of a large block, first fit ─► a tensor of its own
+    empty((1088, 64)) ─► a range of a large block, the least that fits ─► a tensor of its own
     nobody has the tensor any more ─► the range is free, and lent again
 
 malloc keeps what a firing gives back as pieces between what stays, and pieces are seldom as large
 as what the next firing asks for: a process has twice what its tensors take. Memory that is taken
-from the system anew each time has its pages written with zeros first. A block stays; its lowest
-ranges are lent first, so that what lies above the highest one can go back to the system.
+from the system anew each time has its pages written with zeros first. A block stays; what lies
+behind all of its tensors is lent last, so that it can go back to the system.
 """
 
 from __future__ import annotations
@@ -26,10 +26,6 @@ from geartrain.native.ranges import Ranges
 
 LEAST: Final = 1 << 16
 """Bytes of a tensor from which on it is lent; fewer are malloc's."""
-
-MUCH: Final = 1 << 19
-"""Bytes of a tensor of some call from which on it is lent: malloc gives back to the system what is
-on top as soon as it is much, and its pages are written with zeros when they are wanted again."""
 
 _LINE: Final = 64
 """Bytes that are lent together: each tensor begins with a line."""
@@ -53,28 +49,40 @@ _LOOK: Final = 64
 class _Pages:
     """Pages of the system's, and which lines of them are free."""
 
-    __slots__ = ("_mapped", "address", "free", "highest", "written")
+    __slots__ = ("_mapped", "address", "free", "highest", "most", "written")
 
     def __init__(self, nbytes: int) -> None:
         self._mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.address: int = np.frombuffer(self._mapped, np.uint8).__array_interface__["data"][0]
         self.free = Ranges(nbytes // _LINE)
-        self.highest = self.written = 0
-        """Bytes to the end of the last tensor: since it was looked at, and when it was."""
+        self.highest = self.written = self.most = 0
+        """Bytes to the end of the last tensor: since it was looked at, when it was, and of those
+        looks since a run was over."""
 
     def lend(self, lines: int) -> int | None:
         """The first of so many lines, which are lent now; None: there are not so many."""
-        first = self.free.take(lines)
+        first = self.free.take_closest(lines)
         if first is not None:
             self.highest = max(self.highest, (first + lines) * _LINE)
         return first
 
     def give_back_pages(self) -> None:
         """Pages beyond all tensors of late go back to the system."""
-        first = self.highest + -self.highest % mmap.PAGESIZE
+        self.most = max(self.most, self.highest)
+        self._keep(self.highest)
+        self.highest = self.free.end * _LINE
+
+    def rest(self) -> None:
+        """Likewise those beyond all tensors of a run that is over."""
+        self._keep(max(self.most, self.highest))
+        self.most = self.highest = self.free.end * _LINE
+
+    def _keep(self, nbytes: int) -> None:
+        """Pages beyond these go back."""
+        first = nbytes + -nbytes % mmap.PAGESIZE
         if self.written > first:
             self._mapped.madvise(mmap.MADV_DONTNEED, first, self.written - first)
-        self.written, self.highest = self.highest, self.free.end * _LINE
+        self.written = nbytes
 
 
 @final
@@ -135,6 +143,14 @@ class MemoryPool:
             self._sort_in()
             return sum([block.free.capacity - block.free.free() for block in self._blocks]) * _LINE
 
+    def rest(self) -> None:
+        """A run is over; the next one is taken to want as much. What none of its tensors has
+        reached goes back, which an earlier one may have, in which ways to compute were tried."""
+        with self._lock:
+            self._sort_in()
+            for block in self._blocks:
+                block.rest()
+
     def forked(self) -> None:
         """A process has been forked while some thread may have been in here."""
         self._lock = threading.Lock()
@@ -176,11 +192,11 @@ shared: Final = MemoryPool()
 
 def made(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A contiguous tensor on the host that a call makes, whose numbers have no meaning: lent if it
-    is large. A small one takes longer to lend than to make."""
+    is large. Of those that malloc has for a moment it keeps the pages, each between others."""
     nbytes = dtype.itemsize
     for n in shape:
         nbytes *= n
-    if nbytes >= MUCH:
+    if nbytes >= LEAST:
         return shared.empty(shape, dtype)
     return torch.empty(shape, dtype=dtype, device="cpu")
 

@@ -8,7 +8,7 @@ from typing import final
 
 @final
 class Ranges:
-    """Free ranges of 0..capacity-1, first fit, neighbours merged."""
+    """Free ranges of 0..capacity-1, neighbours merged."""
 
     __slots__ = ("_lengths", "_starts", "capacity")
 
@@ -18,17 +18,30 @@ class Ranges:
         self._lengths = [capacity]
 
     def take(self, n: int) -> int | None:
-        """The start of a free range of n, now taken; None if there is none."""
+        """The start of a free range of n, now taken: the first that has room; None: there is
+        none."""
         for i, length in enumerate(self._lengths):
             if length >= n:
-                start = self._starts[i]
-                if length == n:
-                    del self._starts[i], self._lengths[i]
-                else:
-                    self._starts[i] = start + n
-                    self._lengths[i] = length - n
-                return start
+                return self._taken(i, n)
         return None
+
+    def take_closest(self, n: int) -> int | None:
+        """Likewise of the least that has room, so that large ones stay for what is large."""
+        found, least = -1, self.capacity + 1
+        for i, length in enumerate(self._lengths):
+            if n <= length < least:
+                found, least = i, length
+        return None if found < 0 else self._taken(found, n)
+
+    def _taken(self, i: int, n: int) -> int:
+        """The first n of a range."""
+        start = self._starts[i]
+        if self._lengths[i] == n:
+            del self._starts[i], self._lengths[i]
+        else:
+            self._starts[i] = start + n
+            self._lengths[i] -= n
+        return start
 
     def give(self, start: int, n: int) -> None:
         starts, lengths = self._starts, self._lengths

@@ -13,6 +13,7 @@ lie on another device than the target, where the result is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from struct import Struct, pack
 from typing import Any, Final, TypeAlias, final, overload
 
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from geartrain.device import moved, upload
 from geartrain.errors import ProtocolError
-from geartrain.native import library
+from geartrain.native import library, pool
 
 Rows: TypeAlias = NDArray[np.int64]
 """Row numbers."""
@@ -199,13 +200,22 @@ def take(sources: Sequence[Tensor], rows: Rows) -> tuple[Tensor, ...]:
             device = x.device
             numbers = _numbers(rows, device)
         try:
-            found.append(x.index_select(0, numbers))
+            found.append(_selected(x, numbers))
         except (IndexError, RuntimeError):
             limit = x.shape[0]
             if rows.size and (rows.min() < 0 or rows.max() >= limit):
                 raise out_of_range(rows, limit, "read") from None
             raise
     return tuple(found)
+
+
+def _selected(x: Tensor, numbers: Tensor) -> Tensor:
+    """These rows of a tensor; memory of many is lent."""
+    if x.is_cpu and not x.requires_grad:
+        shape = numbers.shape[0], *x.shape[1:]
+        if prod(shape) * x.itemsize >= pool.LEAST:
+            return torch.index_select(x, 0, numbers, out=pool.shared.empty(shape, x.dtype))
+    return x.index_select(0, numbers)
 
 
 def _numbers(rows: Rows, device: torch.device) -> Tensor:

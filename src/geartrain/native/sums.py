@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.errors import ProtocolError
-from geartrain.native import library
+from geartrain.native import library, pool
 from geartrain.native.rows import address
 
 MOST_WORK: Final = 1 << 22
@@ -296,7 +296,7 @@ class SumsById:
         if n <= room:
             return
         room = min(self.limit, max(n, 2 * room, _ROOM))
-        places, sums = np.empty(room, np.int64), self._sums.new_empty((room, self._width))
+        places, sums = np.empty(room, np.int64), pool.made((room, self._width), self._dtype)
         places[:had], sums[:had] = self._of_place[:had], self._sums[:had]
         self._of_place, self._sums = places, sums
 

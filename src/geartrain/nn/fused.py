@@ -68,7 +68,7 @@ class MadeTable:
         """
         weight, table = operands[self.weight], operands[self.table].contiguous()
         met = packed(columns_of(weight, (self.columns,)), turned=False)
-        found = table.new_empty((table.shape[0], weight.shape[0]))
+        found = pool.made((table.shape[0], weight.shape[0]), table.dtype)
         bias = None
         if self.biases:
             bias = operands[self.biases[0]].contiguous()

@@ -33,6 +33,7 @@ from geartrain.engine.router import Delivery
 from geartrain.engine.stock import PartialStock
 from geartrain.engine.worker import Firing
 from geartrain.errors import GeartrainError, TransportError
+from geartrain.native.pool import shared
 from geartrain.nodes.loss import Objective
 from geartrain.nodes.node import Memory
 from geartrain.parts.part import PartState
@@ -496,6 +497,7 @@ class _Work:
         """The pass is over here; what has not been given back is of no use to anybody."""
         self._send(named_to_record("done", self._counts(), {}))
         self._over = True
+        shared.rest()
         self.transport.await_heard(self._parent, _LINGER_S)
         self.transport.close(_LINGER_S, to=self._parent)
 
