@@ -7,6 +7,7 @@ A row of ``ROWS`` is an argument; another test finds the arguments without a row
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -360,9 +361,13 @@ LATER = {"Instance"}
 """Looked at when they enter: millions of them are made."""
 
 
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""Of an object, which names of tests do not have: every process has others."""
+
+
 def values(words: str) -> list[Any]:
     return [
-        pytest.param(taking.make, value, id=f"{name}={value!r:.40}")
+        pytest.param(taking.make, value, id=f"{name}={ADDRESS.sub('', repr(value)):.40}")
         for name, taking in (ROWS | VERBS).items()
         for value in getattr(taking, words)
     ]
