@@ -16,6 +16,7 @@ from geartrain.frames.frame import BY_SOURCE, FIRST_OUT, Arena
 from geartrain.frames.instance import Instance
 from geartrain.frames.packed import Packed
 from geartrain.frames.packer import Packer
+from geartrain.frames.table import Table
 from geartrain.graph.graph import Graph
 
 DRAWN = settings(deadline=None, derandomize=True, max_examples=40)
@@ -229,6 +230,75 @@ def test_one_that_brings_other_rows_than_all_others_is_named(wrong):
     given[2] = Instance({"x": data}, {"slot": [0, 0]}, edges, {"aim": 0.0}, key=2)
     payload = made.pack(given).inputs["x"].payload
     assert payload is not None and not payload.requires_grad
+
+
+COLUMNS = {
+    "lists": np.ndarray.tolist,
+    "tuples": lambda x: tuple(x.tolist()),
+    "numbers of numpy's": list,
+    "tensors": torch.from_numpy,
+    "short ones": lambda x: torch.from_numpy(x.astype(np.int32)),
+}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_columns_of_one_kind_are_joined_as_those_that_are_looked_at(monkeypatch, kind):
+    """And not instance by instance."""
+    column = COLUMNS[kind]
+    given = [
+        Instance(
+            {"x": torch.ones(n, 2).double()},
+            {"slot": column(np.arange(n))},
+            {name: column(np.arange(n) // 2) for name in ("source", "target", "type")},
+            {"aim": 0.5},
+            key=n,
+        )
+        for n in (3, 1, 4)
+    ]
+    made = packer()
+    first = made.pack(given[:2])
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "side_by_side", lambda given, lengths: None)
+        wanted = made.pack(given)
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "fitting", None)
+        found = made.pack(given)
+    for a, b in ((found.vertex, wanted.vertex), (found.edge, wanted.edge)):
+        assert a.keys() == b.keys()
+        for name, values in a.items():
+            assert values.dtype == np.int64 and np.array_equal(values, b[name])
+    assert np.array_equal(found.sizes, [3, 1, 4]) and np.array_equal(found.edge_sizes, [3, 1, 4])
+    assert np.array_equal(first.vertex["slot"], [0, 1, 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ([0, 1], "expected 3 entries"),
+        ([0, 1, 2**63], "came as float64"),
+        ([0, 1, 0.5], "came as float64"),
+        ([[0], [1], [2]], r"came as int64 \(1,\)"),
+        (["a", "b", "c"], "holds <U1"),
+        (torch.tensor(0), "expected 3 entries"),
+        (torch.zeros(3, dtype=torch.complex64), "holds complex64"),
+    ],
+    ids=str,
+)
+def test_a_column_unlike_those_of_all_others_is_named(wrong, told):
+    tensors = isinstance(wrong, torch.Tensor)
+    types = [torch.arange(3) if tensors else [0, 1, 2] for _ in range(4)]
+    types[2] = wrong
+    edge = {"source": [0] * 3, "target": [0] * 3}
+    given = [
+        Instance(
+            {"x": torch.ones(1, 2).double()}, {"slot": [0]}, edge | {"type": x}, {"aim": 0.5}, k
+        )
+        for k, x in enumerate(types)
+    ]
+    made = packer()
+    made.pack(given[:2])
+    with pytest.raises(DataError, match=f"instance 2: .*{told}"):
+        made.pack(given)
 
 
 def test_the_first_instances_of_a_packer_are_joined_as_later_ones_are(monkeypatch):

@@ -29,7 +29,7 @@ from geartrain.frames.frame import Arena
 from geartrain.frames.instance import Instance, as_column, called, is_plain, require_plain
 from geartrain.frames.message import IntArray, ends_of, ranges
 from geartrain.frames.packed import Packed, PackedRows
-from geartrain.frames.stacking import stacked
+from geartrain.frames.stacking import side_by_side, stacked
 from geartrain.frames.table import Column, Table
 
 
@@ -304,7 +304,7 @@ class Packer:
         kind = table.kind
         brought: list[Mapping[str, Any]] = [getattr(i, kind) for i in instances]
         columns = [given.get(name) for given in brought]
-        joined = _joined(columns, sizes)
+        joined = side_by_side(columns, sizes)
         if joined is not None and table.takes(name, joined):
             return joined
         parts: list[Column] = []
@@ -344,6 +344,8 @@ class Packer:
 
 
 _NOWHERE = np.zeros(0, np.int64)
+_LISTS: Final = frozenset((list, tuple))
+_ARRAYS: Final = frozenset((np.ndarray, Tensor))
 _FLOATS: Final = frozenset((float, np.float32, np.float64))
 
 
@@ -357,15 +359,6 @@ def _numbers(values: Sequence[Any], dtype: Any) -> Column | None:
 
 def _lengths(arrays: Sequence[Any]) -> IntArray:
     return np.fromiter(map(len, arrays), np.int64, len(arrays))
-
-
-def _joined(columns: Sequence[Any], sizes: IntArray) -> Column | None:
-    """Arrays of one type and the expected lengths as one; None: they want a closer look."""
-    if set(map(type, columns)) != {np.ndarray} or len({c.dtype for c in columns}) != 1:
-        return None
-    if {c.ndim for c in columns} != {1} or not np.array_equal(_lengths(columns), sizes):
-        return None
-    return as_column(np.concatenate(columns))
 
 
 def _missing(instance: Instance, what: str, name: str, brought: Mapping[str, Any]) -> DataError:
@@ -382,8 +375,9 @@ def _sizes(
         return _reached(len(instances), inputs)
     first = names[0] if names else None
     sizes = np.zeros(len(instances), np.int64)
-    columns = [i.vertex.get(first) for i in instances]  # type: ignore[arg-type]
-    if set(map(type, columns)) == {np.ndarray} and all(c.ndim for c in columns):  # type: ignore[union-attr]
+    columns: list[Any] = [i.vertex.get(first) for i in instances]  # type: ignore[arg-type]
+    kinds = set(map(type, columns))
+    if kinds <= _LISTS or (kinds <= _ARRAYS and all(c.ndim for c in columns)):
         return _lengths(columns)
     reached = _reached(len(instances), inputs)
     for k, instance in enumerate(instances):
@@ -408,8 +402,8 @@ def _reached(n: int, inputs: Mapping[str, PackedRows]) -> IntArray:
 
 
 def _edges(instance: Instance) -> Any:
-    source = instance.edge.get("source")
-    if type(source) is np.ndarray and source.ndim:
+    source: Any = instance.edge.get("source")
+    if type(source) in _LISTS or (type(source) in _ARRAYS and source.ndim):
         return source
     if source is None:
         raise DataError(

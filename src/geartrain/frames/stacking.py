@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from geartrain.frames.instance import as_column
 from geartrain.frames.message import IntArray, ends_of
 from geartrain.frames.packed import PackedRows
+from geartrain.frames.table import Column
 
 
 def stacked(
@@ -39,21 +41,63 @@ def stacked(
     ends = ends_of(lengths)
     if places is None:
         return PackedRows(rows, lengths, np.arange(rows.shape[0]) - ends[:-1].repeat(lengths), ends)
-    at = _side_by_side(places, lengths)
-    return None if at is None else PackedRows(rows, lengths, at, ends)
+    at = side_by_side(places, lengths)
+    if at is None or at.dtype != np.int64:
+        return None
+    return PackedRows(rows, lengths, at, ends)
 
 
-def _side_by_side(places: Sequence[Any], lengths: IntArray) -> IntArray | None:
-    """Vertices of the rows of all instances, copied; None: they are no lists or arrays of integers,
-    or not one for each row."""
-    kinds = set(map(type, places))
-    if kinds == {np.ndarray}:
-        if {(x.dtype, x.ndim) for x in places} != {(np.dtype(np.int64), 1)}:
+def side_by_side(given: Sequence[Any], lengths: IntArray) -> Column | None:
+    """Integers or floats of all instances in one column, copied.
+
+    Args:
+        given: What each brings: lists, tuples, arrays or tensors of one axis.
+        lengths: int64 ``(n,)``, how many they are to be.
+
+    Returns:
+        None: They are not of one kind, of one type and so many, and want a closer look.
+    """
+    kinds = set(map(type, given))
+    if len(kinds) != 1 or not kinds <= _JOINED.keys():
+        return None
+    try:
+        if list(map(len, given)) != lengths.tolist():
             return None
-    elif kinds != {list} or not set(map(type, chain.from_iterable(places))) <= {int}:
+    except TypeError:  # arrays and tensors without an axis
         return None
-    if list(map(len, places)) != lengths.tolist():
+    return _JOINED[kinds.pop()](given)
+
+
+def _of_arrays(given: Sequence[Column]) -> Column | None:
+    if len({(x.dtype, x.ndim) for x in given}) != 1 or given[0].ndim != 1:
         return None
-    if kinds == {list}:
-        return np.array(list(chain.from_iterable(places)), np.int64)
-    return np.concatenate(places)
+    return as_column(np.concatenate(given))
+
+
+def _of_lists(given: Sequence[Sequence[Any]]) -> Column | None:
+    numbers = list(chain.from_iterable(given))
+    kinds = set(map(type, numbers))
+    if kinds <= _WHOLE:
+        try:
+            return np.array(numbers, np.int64)
+        except OverflowError:
+            return None
+    return np.array(numbers, np.float64) if kinds == {float} else None
+
+
+def _of_tensors(given: Sequence[Tensor]) -> Column | None:
+    if {(x.dtype, x.ndim, x.is_cpu) for x in given} != {(given[0].dtype, 1, True)}:
+        return None
+    if given[0].dtype not in _NUMBERS:
+        return None
+    return as_column(torch.cat(list(given)))
+
+
+_JOINED: Final[Mapping[type, Callable[[Sequence[Any]], Column | None]]] = {
+    np.ndarray: _of_arrays,
+    list: _of_lists,
+    tuple: _of_lists,
+    Tensor: _of_tensors,
+}
+_WHOLE: Final = frozenset((int, np.int64))
+_NUMBERS: Final = frozenset((torch.int64, torch.int32, torch.float32, torch.float64))
