@@ -101,14 +101,12 @@ class Packer:
         inputs = {name: self._rows(o, instances) for name, o in self._inputs.items()}
         counts = self._counts(instances, inputs)
         sizes = _sizes(instances, arena.vertex_names, inputs)
-        vertex = {n: self._column(instances, arena.vertices, n, sizes) for n in arena.vertex_names}
+        vertex = self._columns(instances, arena.vertices, arena.vertex_names, sizes)
         edge_sizes = np.zeros(len(instances), np.int64)
         edge: dict[str, Column] = {}
         if arena.has_edges:
             edge_sizes = _lengths([_edges(i) for i in instances])
-            edge = {
-                n: self._column(instances, arena.edges, n, edge_sizes) for n in arena.edge_names
-            }
+            edge = self._columns(instances, arena.edges, arena.edge_names, edge_sizes)
             check_ends(instances, edge, sizes, edge_sizes)
             add_sources(vertex, edge, sizes, edge_sizes)
         value = {n: self._value(instances, n) for n in arena.value_names}
@@ -297,21 +295,36 @@ class Packer:
         # To autograd what is fed is data, whatever it was made from.
         return rows.detach() if rows.requires_grad else rows, here
 
-    def _column(
-        self, instances: Sequence[Instance], table: Table, name: str, sizes: IntArray
+    def _columns(
+        self, instances: Sequence[Instance], table: Table, names: Sequence[str], sizes: IntArray
+    ) -> dict[str, Column]:
+        """The vertex or edge columns of all instances."""
+        brought: list[Mapping[str, Any]] = [getattr(i, table.kind) for i in instances]
+        found: dict[str, Column] = {}
+        for name in names:
+            columns = [given.get(name) for given in brought]
+            joined = side_by_side(columns, sizes)
+            if joined is None or not table.takes(name, joined):
+                joined = self._looked_at(instances, table, name, columns, sizes)
+            found[name] = joined
+        return found
+
+    def _looked_at(
+        self,
+        instances: Sequence[Instance],
+        table: Table,
+        name: str,
+        columns: Sequence[Any],
+        sizes: IntArray,
     ) -> Column:
-        """One vertex or edge column of all instances."""
+        """One vertex or edge column, of which each instance's is looked at."""
         kind = table.kind
-        brought: list[Mapping[str, Any]] = [getattr(i, kind) for i in instances]
-        columns = [given.get(name) for given in brought]
-        joined = side_by_side(columns, sizes)
-        if joined is not None and table.takes(name, joined):
-            return joined
         parts: list[Column] = []
         for k, (column, n) in enumerate(zip(columns, sizes.tolist(), strict=True)):
             if column is None:
                 if name not in self._arena.optional:
-                    raise _missing(instances[k], f"{kind} column", name, brought[k])
+                    given = getattr(instances[k], kind)
+                    raise _missing(instances[k], f"{kind} column", name, given)
                 parts.append(table.zeros(name, n))
                 continue
             part = as_column(column)
