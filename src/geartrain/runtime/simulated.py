@@ -252,7 +252,8 @@ class Simulated(AbstractRuntime):
         what = f"Simulated(jitter={jitter!r})"
         require_number(what, jitter, "0 <= jitter < 1", least=0, below=1)
         wanted = "what costs: Costs(firing_s=...), or None"
-        require_kind("Simulated", Costs | None, wanted, costs=costs)
+        if not hasattr(costs, "firing"):  # or another that has what Costs has
+            require_kind("Simulated", Costs | None, wanted, costs=costs)
         wanted = "a list of Pause(...), Leave(...), Join(...) or Die(...)"
         require_each("Simulated", Pause | Leave | Join | Die, wanted, events=events)
         if speeds is not None:
