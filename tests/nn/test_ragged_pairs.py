@@ -23,6 +23,7 @@ from geartrain.nn.ragged.program import RaggedCall, RaggedProgram
 from geartrain.nn.ragged.values import BUNDLES, PAIRS
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
+from tests.rigs.products import halved
 from tests.rigs.ragged import check_inside, check_memory
 
 H, HEADS = 6, 2
@@ -189,19 +190,21 @@ WAYS: Sequence[Meeting] = (
 OF_TORCH: Sequence[Meeting] = (of_torch, multihead, multihead_turned, encoder_layer, causal_layer)
 
 
+def named(ways: Sequence[Meeting]) -> dict[str, Meeting]:
+    return {way.__name__: way for way in ways}  # type: ignore[attr-defined]
+
+
 def made(way: Meeting) -> Meets:
     torch.manual_seed(0)
     return Meets(way)
 
 
-@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda each: str(each[:4]))
-@pytest.mark.parametrize("way", WAYS)
+@halved(way=named(WAYS), lengths={str(each[:4]): each for each in LENGTHS})
 def test_members_meet_as_with_torch(way: Meeting, lengths: list[int]) -> None:
     check_inside(made(way), lengths, H, pools=False)
 
 
-@pytest.mark.parametrize("lengths", FULL, ids=lambda each: str(each[:4]))
-@pytest.mark.parametrize("way", OF_TORCH)
+@halved(way=named(OF_TORCH), lengths={str(each[:4]): each for each in FULL})
 def test_attention_of_torchs_own(way: Meeting, lengths: list[int]) -> None:
     check_inside(made(way), lengths, H, pools=False)
 
@@ -281,8 +284,10 @@ def parts(s: Meets, x: Tensor, mask: Tensor) -> Tensor:
     return e[..., 0].sum(2).sin() + e[..., 1].tanh().sum(1)
 
 
-@pytest.mark.parametrize("lengths", [[2], [3, 2, 4], [2 + k * 7 % 30 for k in range(60)]])
-@pytest.mark.parametrize("way", [over_the_least_of_the_best, parts])
+@halved(
+    way=named([over_the_least_of_the_best, parts]),
+    lengths={"1": [2], "3": [3, 2, 4], "60": [2 + k * 7 % 30 for k in range(60)]},
+)
 def test_parts_and_the_most_of_pairs(way: Meeting, lengths: list[int]) -> None:
     check_inside(made(way), lengths, H, pools=False)
 
