@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
@@ -74,8 +74,8 @@ def run(trial: Trial) -> None:
     """Train, and print a line of JSON an evaluation and one at the end."""
     torch.set_num_threads(trial.threads)
     ours = trial.system in (OURS, SYNCHRONOUS)
-    staleness, updates, pids = run_ours(trial) if ours else (*run_baseline(trial), ())
-    _say({"peak_rss_mib": peak_rss_mib(pids), "staleness": staleness, "updates": updates})
+    staleness, updates, peak = run_ours(trial) if ours else (*run_baseline(trial), peak_rss_mib(()))
+    _say({"peak_rss_mib": peak, "staleness": staleness, "updates": updates})
 
 
 Ages: TypeAlias = Mapping[str, Mapping[str, float]]
@@ -84,8 +84,9 @@ Rates: TypeAlias = Mapping[str, float]
 """Part to its optimiser steps an epoch; a baseline is one part."""
 
 
-def run_ours(trial: Trial) -> tuple[Ages, Rates, Sequence[int]]:
-    """Train the recipe; the last are the ids of its worker processes, if it has any."""
+def run_ours(trial: Trial) -> tuple[Ages, Rates, float | None]:
+    """Train the recipe; the last is the peak of memory, in MiB, of this process and its workers,
+    who end with the session."""
     settings, data = trial.settings, None if trial.data is None else Path(trial.data)
     with preparing():
         task = find_recipe(settings.recipe).build(settings.setting(data, {}))
@@ -122,7 +123,8 @@ def run_ours(trial: Trial) -> tuple[Ages, Rates, Sequence[int]]:
     )
     epochs = fit.history[-1].epoch
     updates = {part: n / epochs for part, n in updates_over(fit.history).items()}
-    return staleness_over(fit.history), updates, getattr(session.runtime, "pids", ())
+    peak = peak_rss_mib(getattr(session.runtime, "pids", ()))
+    return staleness_over(fit.history), updates, peak
 
 
 def _require_drained(session: Session, batch: int) -> None:
