@@ -303,7 +303,7 @@ class Turned(nn.Module):
 )
 def test_a_weight_may_be_turned_in_any_way(turn: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)
-    check_inside(Turned(turn), [2, 1, 4, 3], H, pools=True)
+    check_inside(Turned(turn), [2, 1, 4, 3], width=H, pools=True)
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce")
@@ -311,7 +311,7 @@ def test_a_weight_may_be_turned_in_any_way(turn: Callable[[Tensor], Tensor]) -> 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=70))
 def test_softmax_over_bundles_of_any_lengths(lengths: list[int]) -> None:
     torch.manual_seed(0)
-    check_inside(Shares(), lengths, H, pools=True)
+    check_inside(Shares(), lengths, width=H, pools=True)
 
 
 ENDS: Mapping[str, Callable[[gt.Inside], Tensor]] = {
@@ -347,7 +347,7 @@ def test_the_first_or_the_last_member_of_each_bundle_is_taken_within_it(end: str
     assert cut.back.steps.apart
     assert all(each.apart for each in cut.ints)
     for lengths in ([2, 1, 4], [1], [9] * 60):
-        check_inside(module, lengths, H, pools=True)
+        check_inside(module, lengths, width=H, pools=True)
 
 
 def test_another_member_is_found_among_all_rows() -> None:
@@ -360,7 +360,7 @@ def test_another_member_is_found_among_all_rows() -> None:
         module = Asks(end)
         cut = derive_inside(module, (torch.randn(2, H),), {}, pools=True)
         assert not cut.forward.steps.apart
-        check_inside(module, [2, 1, 4, 9], H, pools=True)
+        check_inside(module, [2, 1, 4, 9], width=H, pools=True)
 
 
 def test_a_bundle_of_nothing_has_no_first_member() -> None:
@@ -390,14 +390,14 @@ def test_numbers_among_all_rows_depend_on_the_company_of_a_bundle() -> None:
     module = Numbered()
     cut = derive_inside(module, (torch.randn(2, H),), {}, pools=True)
     assert [each.apart for each in cut.ints] == [False]
-    check_inside(module, [2, 1, 4], H, pools=True)
+    check_inside(module, [2, 1, 4], width=H, pools=True)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.booleans(), st.lists(st.integers(0, 9), min_size=1, max_size=70).filter(any))
 def test_bundles_of_any_lengths(pools: bool, lengths: list[int]) -> None:
     torch.manual_seed(0)
-    check_inside(Pool() if pools else Mix(), lengths, H, pools=pools)
+    check_inside(Pool() if pools else Mix(), lengths, width=H, pools=pools)
 
 
 def _between_members(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:

@@ -153,20 +153,20 @@ POOLS: Mapping[str, Way] = {
 @pytest.mark.parametrize("pad", PADS)
 def test_ways_to_pad(pad: str, lengths: list[int]) -> None:
     torch.manual_seed(0)
-    check_inside(Padded(PADS[pad], attention), lengths, H, pools=True)
+    check_inside(Padded(PADS[pad], attention), lengths, width=H, pools=True)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS[1:], ids=lambda x: f"{len(x)}")
 @pytest.mark.parametrize("way", POOLS)
 def test_what_is_done_with_what_is_padded(way: str, lengths: list[int]) -> None:
     torch.manual_seed(0)
-    check_inside(Padded(written, POOLS[way]), lengths, H, pools=True)
+    check_inside(Padded(written, POOLS[way]), lengths, width=H, pools=True)
 
 
 @pytest.mark.parametrize("pad", PADS)
 def test_members_may_be_taken_out_again(pad: str) -> None:
     torch.manual_seed(0)
-    check_inside(Padded(PADS[pad], one_by_one), [2, 3, 1, 7], H, pools=False)
+    check_inside(Padded(PADS[pad], one_by_one), [2, 3, 1, 7], width=H)
 
 
 # What is refused.

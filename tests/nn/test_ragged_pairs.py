@@ -23,7 +23,6 @@ from geartrain.nn.ragged.program import RaggedCall, RaggedProgram
 from geartrain.nn.ragged.values import BUNDLES, PAIRS
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
-from tests.rigs.products import halved
 from tests.rigs.ragged import check_inside, check_memory
 
 H, HEADS = 6, 2
@@ -190,28 +189,24 @@ WAYS: Sequence[Meeting] = (
 OF_TORCH: Sequence[Meeting] = (of_torch, multihead, multihead_turned, encoder_layer, causal_layer)
 
 
-def named(ways: Sequence[Meeting]) -> dict[str, Meeting]:
-    return {way.__name__: way for way in ways}  # type: ignore[attr-defined]
-
-
 def made(way: Meeting) -> Meets:
     torch.manual_seed(0)
     return Meets(way)
 
 
-@halved(way=named(WAYS), lengths={str(each[:4]): each for each in LENGTHS})
-def test_members_meet_as_with_torch(way: Meeting, lengths: list[int]) -> None:
-    check_inside(made(way), lengths, H, pools=False)
+@pytest.mark.parametrize("way", WAYS)
+def test_members_meet_as_with_torch(way: Meeting) -> None:
+    check_inside(made(way), *LENGTHS, width=H)
 
 
-@halved(way=named(OF_TORCH), lengths={str(each[:4]): each for each in FULL})
-def test_attention_of_torchs_own(way: Meeting, lengths: list[int]) -> None:
-    check_inside(made(way), lengths, H, pools=False)
+@pytest.mark.parametrize("way", OF_TORCH)
+def test_attention_of_torchs_own(way: Meeting) -> None:
+    check_inside(made(way), *FULL, width=H)
 
 
 @pytest.mark.parametrize("way", [plain, several_heads, added_up])
 def test_bundles_that_no_cache_holds_are_the_same(way: Meeting) -> None:
-    check_inside(made(way), [300, 2, 280, 1], H, pools=False)
+    check_inside(made(way), [300, 2, 280, 1], width=H)
 
 
 class Reads(nn.Module):
@@ -255,16 +250,16 @@ class Listens(nn.Module):
         return torch.tanh(self.out(torch.cat([h, heard], 1)))
 
 
-@pytest.mark.parametrize("lengths", [[3], [6, 4, 8], [3 + k * 7 % 30 for k in range(60)]])
-def test_the_best_by_a_score_are_listened_to(lengths: list[int]) -> None:
+def test_the_best_by_a_score_are_listened_to() -> None:
     torch.manual_seed(0)
-    check_inside(Listens(), lengths, H, pools=False)
+    lengths = [3], [6, 4, 8], [3 + k * 7 % 30 for k in range(60)]
+    check_inside(Listens(), *lengths, width=H)
 
 
 def test_where_there_are_fewer_the_rest_is_none() -> None:
     """The longest bundle alone need have so many; torch takes rows of other bundles then."""
     torch.manual_seed(0)
-    check_inside(Listens(), [1, 4, 2, 3, 1, 9], H, pools=False)
+    check_inside(Listens(), [1, 4, 2, 3, 1, 9], width=H)
 
 
 def over_the_least_of_the_best(s: Meets, x: Tensor, mask: Tensor) -> Tensor:
@@ -284,12 +279,10 @@ def parts(s: Meets, x: Tensor, mask: Tensor) -> Tensor:
     return e[..., 0].sum(2).sin() + e[..., 1].tanh().sum(1)
 
 
-@halved(
-    way=named([over_the_least_of_the_best, parts]),
-    lengths={"1": [2], "3": [3, 2, 4], "60": [2 + k * 7 % 30 for k in range(60)]},
-)
-def test_parts_and_the_most_of_pairs(way: Meeting, lengths: list[int]) -> None:
-    check_inside(made(way), lengths, H, pools=False)
+@pytest.mark.parametrize("way", [over_the_least_of_the_best, parts])
+def test_parts_and_the_most_of_pairs(way: Meeting) -> None:
+    lengths = [2], [3, 2, 4], [2 + k * 7 % 30 for k in range(60)]
+    check_inside(made(way), *lengths, width=H)
 
 
 # What is not.
@@ -320,7 +313,7 @@ def test_what_has_no_program_says_why(way: Meeting, why: str) -> None:
 
 
 def test_a_band_that_a_trace_does_not_see_is_told_or_refused() -> None:
-    check_inside(made(a_wide_band), [30, 1, 12], H, pools=False)
+    check_inside(made(a_wide_band), [30, 1, 12], width=H)
 
 
 # How.

@@ -78,13 +78,23 @@ def check_memory(
     assert_as_torch(module, run, [torch.cat(rows)], [own, memory])
 
 
-def check_inside(module: nn.Module, lengths: Sequence[int], width: int, *, pools: bool) -> None:
-    """A module ``(x, inside)`` of bundles with so many members."""
-    rng, sizes = torch.Generator().manual_seed(3), torch.tensor(lengths)
-    x = torch.randn(int(sizes.sum()), width, generator=rng)
-    inside = Inside(sizes, torch.arange(sizes.numel()).repeat_interleave(sizes), {})
-    program = RaggedProgram(derive_inside(module, (x,), {}, pools=pools), Operands(module))
+def check_inside(
+    module: nn.Module, *lengths: Sequence[int], width: int, pools: bool = False
+) -> None:
+    """A module ``(x, inside)``, of bundles with so many members; one program for all of them."""
+    rng = torch.Generator().manual_seed(3)
+    program = RaggedProgram(
+        derive_inside(module, (torch.randn(5, width, generator=rng),), {}, pools=pools),
+        Operands(module),
+    )
+    for each in lengths:
+        sizes = torch.tensor(each)
+        x = torch.randn(int(sizes.sum()), width, generator=rng)
+        inside = Inside(sizes, torch.arange(sizes.numel()).repeat_interleave(sizes), {})
+        _check_one(module, program, x, inside)
 
+
+def _check_one(module: nn.Module, program: RaggedProgram, x: Tensor, inside: Inside) -> None:
     def run(into: GradientSum) -> tuple[Any, list[Tensor | None]]:
         ys, kept = program.forward(call_of_inside((x,), inside, {}))
         return ys, [program.backward(kept, tangents(ys), into)[0]]
