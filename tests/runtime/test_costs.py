@@ -52,5 +52,6 @@ def test_costs_of_ones_own_are_what_firings_take() -> None:
     graph = gt.Graph()
     graph.input("x").through(nn.Linear(2, 1), name="ab").loss(lambda y: y[:, 0], name="loss")
     data = [gt.Instance({"x": torch.ones(3, 2)})]
-    passed = one_pass(graph, data, runtime=Simulated(costs=ByName()))
+    apart = {"ab": 0, "loss": 1}
+    passed = one_pass(graph, data, runtime=Simulated(2, costs=ByName()), placement=apart)
     assert passed.seconds == pytest.approx(2 + 4 + 2)
