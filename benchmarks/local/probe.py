@@ -34,7 +34,8 @@ from geartrain.parts.snapshot import parts_to_tensors
 from geartrain.pipeline.credit import DecoupledGreedy
 from geartrain.pipeline.pipeline import Pipeline
 from geartrain.recipes.recipe import Task, Value
-from geartrain.runtime.simulated import Costs, Simulated, batch_bytes
+from geartrain.runtime.costs import Costs, batch_bytes
+from geartrain.runtime.simulated import Simulated
 from geartrain.train.options import Compute
 from geartrain.train.session import Session
 
@@ -57,6 +58,8 @@ class Bill:
     bytes_per_s: float | None = None
     message_s: float = 0.0
     shared: bool = False
+    buffer_bytes: float | None = None
+    again_s: float = 0.0
     collective: Literal["ring", "star"] = "ring"
 
     def firing(self, firing: Firing) -> float:
@@ -69,11 +72,6 @@ class Bill:
         else:
             self.forward_bytes += n
         return n
-
-    @property
-    def costs(self) -> Costs:
-        """For ``Simulated``."""
-        return cast("Costs", self)
 
 
 @final
@@ -144,7 +142,7 @@ def session_of(
 ) -> tuple[Session, Task]:
     """A session on as many virtual devices as there are parts."""
     task = way.task(recipe, seed, epochs, options)
-    costs = Costs(firing_s=0.0, row_s=0.0) if bill is None else bill.costs
+    costs = Costs(firing_s=0.0, row_s=0.0) if bill is None else bill
     runtime = wrap(Simulated(way.parts, costs=costs))
     told = {"max_active": way.max_active, "seed": seed, **task.settings(way.parts)}
     return Session(task.graph, rules=task.rules, runtime=runtime, **told, **others), task

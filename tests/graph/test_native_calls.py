@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -51,13 +52,20 @@ ORDERS = [FEW, Order(policy="random", seed=3, max_active=2), Order("threads", 2,
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 
-def both(name: str, order: Order = FEW) -> tuple[Any, Any]:
+def one(name: str, run: str, order: Order = FEW) -> Any:
     make, data = CASES[name]
-    outcomes = []
-    for run in ("whole", "steps"):
-        torch.manual_seed(1)
-        outcomes.append(accumulate(make(run), data(), order))
-    return outcomes[0], outcomes[1]
+    torch.manual_seed(1)
+    return accumulate(make(run), data(), order)
+
+
+@cache
+def by_steps(name: str) -> Any:
+    """Gradients do not depend on the order; nobody changes them."""
+    return one(name, "steps")
+
+
+def both(name: str, order: Order = FEW) -> tuple[Any, Any]:
+    return one(name, "whole", order), by_steps(name)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from geartrain.engine.instrument import EpochEnded, Fired, RunStarted
 from geartrain.observe.stopwatch import Stopwatch
-from geartrain.runtime.simulated import Costs
+from geartrain.runtime.costs import Costs
 
 
 def fired(node: str, direction: str, rows: int, seconds: float) -> Fired:

@@ -32,8 +32,9 @@ from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.parts.rules import Flush, Instances, Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder
+from geartrain.runtime.costs import Costs
 from geartrain.runtime.processes.processes import Processes
-from geartrain.runtime.simulated import Costs, Simulated
+from geartrain.runtime.simulated import Simulated
 from geartrain.runtime.threads import Threads
 from tests.rigs.on_ray import RAY, on_ray
 from tests.rigs.passes import AT_ONCE, Quiet, hosts, one_pass, weights_of

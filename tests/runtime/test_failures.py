@@ -83,3 +83,13 @@ def test_a_chain_that_ends_in_itself_is_cut() -> None:
         seen.append(str(error))
         error = error.__cause__
     assert seen[:3] == ["one", "other", "one"] and len(seen) < 30
+
+
+def test_errors_of_two_reasons_each_are_bounded_in_all_and_not_along_each_way() -> None:
+    error = ValueError("first")
+    for k in range(14):
+        error, one, other = ValueError(f"later {k}"), error, error
+        error.__cause__, error.__context__ = one, KeyError(k)
+        error.__context__.__cause__, error.__context__.__context__ = other, TypeError(str(k))
+    record = json.dumps(error_to_json(error))
+    assert record.count('"class"') == 17 and '"later 13"' in record

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from geartrain.engine.worker import Firing
+from geartrain.runtime.costs import Costs
+from geartrain.runtime.events import Join, Leave, Pause
 from geartrain.runtime.links import Links
-from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated
+from geartrain.runtime.simulated import Simulated
 from geartrain.sharing.letters import Letter
 
 

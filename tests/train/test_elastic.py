@@ -14,7 +14,9 @@ from torch import nn
 
 import geartrain as gt
 from geartrain.errors import StuckError
-from geartrain.runtime.simulated import Costs, Die, Join, Leave, Simulated
+from geartrain.runtime.costs import Costs
+from geartrain.runtime.events import Die, Join, Leave
+from geartrain.runtime.simulated import Simulated
 from geartrain.sharing.exchanges.nearest import NearestNeighbours
 from geartrain.sharing.mixing import check_doubly_stochastic
 from geartrain.sharing.neighbours import Neighbours

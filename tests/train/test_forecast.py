@@ -10,7 +10,8 @@ import torch
 
 import geartrain as gt
 from geartrain.observe.recorded import recorded
-from geartrain.runtime.simulated import Costs, Simulated
+from geartrain.runtime.costs import Costs
+from geartrain.runtime.simulated import Simulated
 from geartrain.train.forecast import copies, forecast, pipeline
 from tests.train.test_recorded import chain, logged
 from tests.train.test_recorded import data as some

@@ -18,8 +18,10 @@ from geartrain.graph.graph import Graph
 from geartrain.nodes.loss import cross_entropy
 from geartrain.parts.rules import Rules
 from geartrain.runtime.base import AbstractRuntime
+from geartrain.runtime.costs import Costs
+from geartrain.runtime.events import Join, Leave, Pause
 from geartrain.runtime.processes.processes import Processes
-from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated
+from geartrain.runtime.simulated import Simulated
 from geartrain.runtime.threads import Threads
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.exchanges.centre import DelayedNesterov, ElasticAverage

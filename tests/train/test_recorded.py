@@ -14,7 +14,8 @@ import geartrain as gt
 from geartrain.engine.instrument import AbstractInstrument, EpochEnded, Worked
 from geartrain.errors import DataError
 from geartrain.observe.recorded import recorded, recorded_run
-from geartrain.runtime.simulated import Costs, Simulated
+from geartrain.runtime.costs import Costs
+from geartrain.runtime.simulated import Simulated
 
 
 def chain() -> gt.Graph:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, final
 
 from geartrain.engine.instrument import AbstractInstrument, Exchanged
 from geartrain.recipes.recipe import meant
-from geartrain.runtime.simulated import Costs
+from geartrain.runtime.costs import Costs
 from geartrain.sharing.neighbours import EXCHANGES
 
 _SECONDS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "": 1.0}

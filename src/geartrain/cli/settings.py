@@ -39,12 +39,13 @@ from geartrain.errors import DataError
 from geartrain.frames.precision import Precision, require_precision
 from geartrain.recipes import Recipe, Setting, Value, find_recipe
 from geartrain.runtime.base import AbstractRuntime
+from geartrain.runtime.costs import Costs
 from geartrain.runtime.hosts.hosts import Hosts
 from geartrain.runtime.hosts.on_ray import Ray
 from geartrain.runtime.hosts.program import Host
 from geartrain.runtime.processes.processes import Processes
 from geartrain.runtime.processes.supervised import OnWorkerDeath
-from geartrain.runtime.simulated import Costs, Simulated
+from geartrain.runtime.simulated import Simulated
 from geartrain.runtime.threads import Threads
 from geartrain.schema import Mismatch, NotNegative, Range, read
 from geartrain.sharing.neighbours import Neighbours

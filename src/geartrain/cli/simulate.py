@@ -28,7 +28,8 @@ from geartrain.engine.instrument import AbstractInstrument
 from geartrain.observe.recorded import recorded_run
 from geartrain.observe.stopwatch import Stopwatch
 from geartrain.recipes import Recipe, find_recipe
-from geartrain.runtime.simulated import Costs, Simulated
+from geartrain.runtime.costs import Costs
+from geartrain.runtime.simulated import Simulated
 from geartrain.runtime.threads import Threads
 from geartrain.train.forecast import Forecast, forecast
 from geartrain.train.options import Compute

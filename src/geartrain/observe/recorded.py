@@ -18,7 +18,7 @@ from typing import Any, Final, final
 
 from geartrain.errors import DataError
 from geartrain.observe.jsonlog import read_json_log
-from geartrain.runtime.simulated import Costs
+from geartrain.runtime.costs import Costs
 
 _COPY: Final = re.compile(r"#\d+")
 METRICS: Final = "metrics.jsonl"

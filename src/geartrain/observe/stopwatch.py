@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import final
 
 from geartrain.engine.instrument import AbstractInstrument, EpochEnded, Fired, RunStarted
-from geartrain.runtime.simulated import Costs
+from geartrain.runtime.costs import Costs
 
 
 @final

@@ -25,7 +25,8 @@ from geartrain.engine.schedule import Schedule
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.parts.rules import Rules
-from geartrain.runtime.simulated import Costs, Simulated
+from geartrain.runtime.costs import Costs
+from geartrain.runtime.simulated import Simulated
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.neighbours import Neighbours
 from geartrain.train.session import Session

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import builtins
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from geartrain import errors
 from geartrain.errors import GeartrainError, WorkerError, said
 
-_LONGEST_CHAIN: Final = 16  # errors that led to one another; a chain may end in itself
+_MOST_TOLD: Final = 16
+"""Errors that led to one; a chain may end in itself, and branches where one had two reasons."""
 
 
 def error_to_json(error: BaseException) -> dict[str, Any]:
     """What an error says, for another process, with the traceback as text."""
-    return _told(error, _LONGEST_CHAIN) | {"traceback": "".join(traceback.format_exception(error))}
+    told = _told(error, iter(range(_MOST_TOLD)))
+    return told | {"traceback": "".join(traceback.format_exception(error))}
 
 
-def _told(error: BaseException, left: int) -> dict[str, Any]:
-    """Class, message and notes of an error, and of those that it came of."""
+def _told(error: BaseException, left: Iterator[int]) -> dict[str, Any]:
+    """Class, message and notes of an error, and of those that it came of while some are left."""
 
     def led(other: BaseException | None) -> dict[str, Any] | None:
-        return None if other is None or not left else _told(other, left - 1)
+        return None if other is None or next(left, None) is None else _told(other, left)
 
     cause, context = error.__cause__, error.__context__
     return {
