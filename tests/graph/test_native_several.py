@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import geartrain as gt
 from geartrain.errors import WorkerError
 from geartrain.frames.instance import Instance
+from geartrain.frames.message import Payload
 from geartrain.graph.graph import Graph, Stream
 from geartrain.nn.ragged import choice
 from geartrain.nodes.loop import listing, native, several
@@ -106,6 +107,31 @@ class Point(nn.Module):
         return torch.tanh(self.new(torch.cat([h, read], 1))), -share.gather(1, right[:, None])
 
 
+class Hands(Point):
+    """Hands two states on as they came, of which it looks at one; and says what it has read."""
+
+    def forward(self, *given: Tensor) -> Any:
+        h, c, *rest = given
+        new, said = super().forward(h, *rest)
+        return h, said, c, new
+
+
+class Both(nn.Module):
+    """Two states."""
+
+    def forward(self, h: Tensor, c: Tensor | None = None, new: Tensor | None = None) -> Payload:
+        if c is None or new is None:
+            return h, h.sin()
+        return torch.tanh(h / 2 + new), torch.sin(c + h * new)
+
+
+class Passes(Mixes):
+    """Answers bundles with what it makes of them, and with themselves."""
+
+    def forward(self, h: Tensor, inside: gt.Inside) -> tuple[Tensor, Tensor]:
+        return super().forward(h, inside)[0], h
+
+
 class Marks(Point):
     """And marks those of which the number is even, by integers that no number tells apart."""
 
@@ -188,19 +214,24 @@ def pointing(
     half: bool = False,
     names: bool = False,
     marks: bool = False,
+    hands: bool = False,
 ) -> Graph:
     """A set that is held, and read at each step of a loop."""
-    reads = Copies() if names else Marks() if marks else Point()
+    reads = Copies() if names else Marks() if marks else Hands() if hands else Point()
     graph = Graph(vertex=("right",))
     held = graph.input("x", bundle=True).through(Halves(), name="encode")
     held = held.detach() if detached else held
     held = (held.through(naming, name="naming", read="right") if names else held).hold(name="set")
     steps = graph.loop(name="steps", run="whole")
-    steps.join(held.through(First(), name="first", inside=True, pool=True, take=(0, 1)))
+    first = held.through(First(), name="first", inside=True, pool=True, take=(0, 1))
+    steps.join(first.through(Both(), name="both", keep="activations") if hands else first)
     new = steps.attend(held, reads, name="point", read="right")
     if not half:
         new.through(nn.Identity(), take=1, name="missed").loss(lambda y: y[:, 0])
-    state = new.through(nn.Identity(), take=0, name="state")
+    if hands:
+        state = new.through(Both(), take=(0, 2, 3), name="state", keep="activations")
+    else:
+        state = new.through(nn.Identity(), take=0, name="state")
 
     def goes_on(m: Any) -> Any:
         more = m.vertex + 1 < m.size
@@ -263,10 +294,17 @@ CASES: dict[str, tuple[Callable[[], Graph], Callable[[], list[Instance]]]] = {
     "a memory with names": (partial(pointing, names=True), sets),
     "names, and a gradient that nobody wants": (partial(pointing, names=True, detached=True), sets),
     "names, and rows without a gradient": (partial(pointing, names=True, half=True), sets),
+    "states that are handed on": (partial(pointing, hands=True), sets),
+    "states handed on as long as a payload says": (
+        partial(pointing, hands=True, decides=True),
+        sets,
+    ),
     "integers that are compared": (partial(pointing, marks=True), sets),
     "bundles": (bundling, trees),
     "one of a bundle asks the others": (partial(bundling, Asks), trees),
     "bundles answered with bundles": (mixing, bundles),
+    "bundles answered with themselves": (partial(mixing, kind=Passes), bundles),
+    "some members of such": (partial(mixing, "members", Passes), bundles),
     "members that attend to one another": (partial(mixing, kind=Meets), bundles),
     "some of them without a gradient": (partial(mixing, "members", Meets), bundles),
     "some bundles without a gradient": (partial(mixing, "some"), bundles),
@@ -340,6 +378,22 @@ def test_a_row_that_is_not_there_brings_the_module_back(
         accumulate(pointing(), data, Order(max_active=2))
     assert given_up
     assert made["forward"] > 0
+
+
+@pytest.mark.parametrize("name", [k for k in CASES if "handed on" in k or "themselves" in k])
+def test_modules_that_hand_on_what_came_are_called_in_c_as_others_are(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_itself: list[int | None] = []
+    before = Listing.tidy
+
+    def tidy(self: Listing, turn: Any) -> None:
+        before(self, turn)
+        by_itself.append(self._by_itself)
+
+    monkeypatch.setattr(Listing, "tidy", tidy)
+    gradients(name, FEW, monkeypatch, programs=True)
+    assert by_itself[-1] == 0
 
 
 def test_modules_that_see_no_bundles_are_called_in_c_beside_those_that_do(

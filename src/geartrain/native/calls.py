@@ -250,7 +250,7 @@ class SeveralForm:
         inside: Whether its inputs are members of bundles; else they are rows that read one each.
         answers: Whether its outputs are members of the same bundles; else they are rows.
         inputs: How many.
-        outputs: Each with no row.
+        outputs: Each with no row, or the number of the input that it is, as that came.
         tangents: The output of each.
         gradients: For each input that has one, the tangents that it comes from, and where it lies.
         own, made: Kind, and entries a row, of what the forward and the way back make.
@@ -271,7 +271,7 @@ class SeveralForm:
     inside: bool
     answers: bool
     inputs: int
-    outputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor | int, ...]
     tangents: tuple[int, ...]
     gradients: Mapping[int, tuple[frozenset[int], Lies]]
     own: Sequence[tuple[int, int]]

@@ -80,9 +80,10 @@ def inputs_of(cut: RaggedCut, edges: Sized) -> RaggedInputs:
 def _fits(cut: RaggedCut, plans: Sequence[RaggedPlan], inputs: RaggedInputs) -> bool:
     if not all(plan.routine.steps.apart for plan in plans):
         return False
-    if any(isinstance(y, int) for y in cut.outputs) or _answer(cut) is None:
+    if any(isinstance(y, int) and y not in inputs.rows for y in cut.outputs):
         return False
-    if _answer(cut) == MEMBERS and not inputs.inside:
+    answer = _answer(cut, inputs)
+    if answer is None or (answer == MEMBERS and not inputs.inside):
         return False
     buffers = [*cut.residuals, *(t.buffer for t in cut.made)]
     if any(b.kind not in (BUNDLES, MEMBERS) for b in buffers):
@@ -93,9 +94,9 @@ def _fits(cut: RaggedCut, plans: Sequence[RaggedPlan], inputs: RaggedInputs) -> 
     return all(each.apart and each.inputs <= told for each in cut.ints)
 
 
-def _answer(cut: RaggedCut) -> int | None:
+def _answer(cut: RaggedCut, inputs: RaggedInputs) -> int | None:
     """Of which kind outputs are rows; None: of several."""
-    kinds = [y.buffer.kind for y in cut.outputs if isinstance(y, Tensors)]
+    kinds = [y.buffer.kind if isinstance(y, Tensors) else inputs.kind for y in cut.outputs]
     alike = len(set(kinds)) == 1 and kinds[0] in (BUNDLES, MEMBERS)
     return kinds[0] if alike else None
 
@@ -118,7 +119,10 @@ class _Listed:
         cut, inputs, own = self._cut, self._inputs, self._number.keys()
         forward, backward, without = map(self._routine, self._program.plans)
         like = torch.empty(0, dtype=cut.dtype)
-        outputs = [like.new_empty((0, *y.tail)) for y in cut.outputs if isinstance(y, Tensors)]
+        outputs = [
+            like.new_empty((0, *y.tail)) if isinstance(y, Tensors) else self._number[y]
+            for y in cut.outputs
+        ]
         gradients = {
             self._number[i]: (of, self._lies(t.buffer))
             for i, (t, of) in cut.gradients.items()
@@ -129,7 +133,7 @@ class _Listed:
             backward,
             without,
             inputs.inside,
-            _answer(cut) == MEMBERS,
+            _answer(cut, inputs) == MEMBERS,
             len(inputs.rows),
             tuple(outputs),
             cut.tangents,

@@ -180,7 +180,9 @@ class CalledModules:
         left = self._left.pop(number, None)
         inner = self._inner[number] if number < self._most else None
         module: AnyModule
+        outputs: Sequence[Tensor]
         if isinstance(layout, SeveralLayout):
+            outputs = layout.outputs
             assert inner is not None
             assert isinstance(kernel, Remembering | RememberingRead)
             if isinstance(left, SeveralModule) and left.layout is layout:
@@ -189,6 +191,7 @@ class CalledModules:
             else:
                 module = SeveralModule(number, inner, kernel, layout)
         else:
+            outputs = layout.form.outputs
             assert kernel is None or isinstance(kernel, AbstractKernel)
             self.draws = self.draws or layout.form.draws
             if isinstance(left, TurnModule) and left.layout is layout:
@@ -196,7 +199,7 @@ class CalledModules:
                 module.renew(inner, kernel)
             else:
                 module = TurnModule(number, inner, kernel, layout)
-        self._held.reserve(layout.into, module.name, layout.form.outputs)
+        self._held.reserve(layout.into, module.name, outputs)
         return module
 
     def _laid_out(

@@ -94,6 +94,7 @@ class SeveralLayout:
 
     Attributes:
         possible: Whether C can call it.
+        outputs: Each with no row.
         blocks: Of the memory of a turn, by kind of rows: inputs, row numbers, what is kept.
         back_blocks: Of that of the way back.
         block: Where each tensor lies among these.
@@ -114,8 +115,10 @@ class SeveralLayout:
         self.kinds = kinds_of(tensors, columns)
         self.columns = [*range(self.payload, len(self.kinds))]
         counted = all(i >= self.payload for i in form.numbering)  # before C brings the payload
+        self._copied = {j: y for j, y in enumerate(form.outputs) if isinstance(y, int)}
         self.possible = (
             counted
+            and all(i < self.payload for i in self._copied.values())
             and len(self.kinds) == form.inputs
             and all(self.kinds[i][0] is form.dtype for i in form.gradients)
         )
@@ -140,7 +143,8 @@ class SeveralLayout:
         blocks[kind].append(block)
 
     def _lay_out(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> None:
-        form = self.form
+        form, samples = self.form, self.samples
+        self.outputs = [samples[y] if isinstance(y, int) else y for y in form.outputs]
         for i, (dtype, tail) in enumerate(self.kinds):
             self._add(self.blocks, ("input", i), self.own_kind, Block(dtype, tail))
         for k, (kind, entries) in enumerate(form.ints):
@@ -151,7 +155,7 @@ class SeveralLayout:
             self._add(self.blocks, ("own", k), kind, Block(form.dtype, (entries,)))
         for k, (kind, entries) in enumerate(form.made):
             self._add(self.back_blocks, ("made", k), kind, Block(form.dtype, (entries,)))
-        rows = [y.shape[1:].numel() * y.itemsize for y in form.outputs]
+        rows = [y.shape[1:].numel() * y.itemsize for y in self.outputs]
         routines = form.forward, form.backward, form.without
         self._forward, self._back, self._without = (_Slots(form, r, rows) for r in routines)
         self._lay_out_reads(tensors, held)
@@ -165,21 +169,26 @@ class SeveralLayout:
     def _lay_out_reads(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> None:
         form = self.form
         self._pairs = self.arranged(tensors)
-        self.told = [(i, j) for i, t in enumerate(tensors) for j in range(len(t.reads))]
+        inputs = [*range(self.payload), *self._copied.values()]
+        self.told = [(i, j) for i in inputs for j in range(len(tensors[i].reads))]
         """By read, the tensor that it is for, and which of that."""
         self.many = [read.many for read, _ in self._pairs]
         """By read, the rows that lie side by side in a row."""
         self.looks_at = {(read.number, read.column) for read, _ in self._pairs if read.how == "max"}
         """Columns of values in which the way back looks for the largest members."""
         self.reads = np.zeros((len(self._pairs), calls.READ_WORDS), np.int64)
-        for words, (read, (_, i)) in zip(self.reads, self._pairs, strict=True):
+        self._targets: list[Lies] = []
+        for words, (read, (how, k)) in zip(self.reads, self._pairs, strict=True):
+            asked, i = how == "input", k if how == "input" else self._copied[k]
             row = self.blocks[self.own_kind][self.block["input", i][1]].row
             came, lies = form.gradients.get(i, (frozenset(), ("ends", 0)))
-            learns = read.learns and bool(came)
+            learns = asked and read.learns and bool(came)  # once
             source = (held.likes(read.number) or ())[read.column]
             mask = sum([1 << form.tangents[t] for t in came]) if learns else 0
+            into = RowsOf.OF_MODULE if asked else RowsOf.OF_VALUE
             kind = RowsOf.OF_VALUE if lies[0] in _VALUES else RowsOf.OF_MODULE
-            words[:] = read_words(read, source, row, RowsOf.OF_MODULE, kind, mask)
+            words[:] = read_words(read, source, row, into, kind, mask)
+            self._targets.append(("input", k) if asked else ("output", k))
 
     @cached_property
     def samples(self) -> tuple[Tensor, ...]:
@@ -187,8 +196,13 @@ class SeveralLayout:
         return tuple([torch.empty((0, *tail), dtype=dtype) for dtype, tail in self.kinds])
 
     def arranged(self, tensors: Sequence[ReadTensor]) -> list[tuple[Read, Home]]:
-        """What inputs are made of, in the order of the table."""
-        return [(read, ("input", i)) for i, t in enumerate(tensors) for read in t.reads]
+        """What inputs, and outputs that are inputs, are made of, in the order of the table."""
+        found: list[tuple[Read, Home]] = []
+        for i, t in enumerate(tensors):
+            found += [(read, ("input", i)) for read in t.reads]
+        for j, i in self._copied.items():
+            found += [(read, ("output", j)) for read in tensors[i].reads]
+        return found
 
     def holds(
         self, form: SeveralForm, tensors: Sequence[ReadTensor], columns: Sequence[Tensor]
@@ -222,7 +236,7 @@ class SeveralLayout:
             x.shape[0] * r.parts for x, (r, _) in zip(sources, self._pairs, strict=True)
         ]
         self.reads[:, calls.READ_FROM] = [x.data_ptr() for x in sources]
-        self.reads[:, calls.READ_INTO] = [at["input", i] for _, (_, i) in self._pairs]
+        self.reads[:, calls.READ_INTO] = [at[lies] for lies in self._targets]
 
     def _sources(self, held: FiringTensors) -> list[Tensor]:
         return [(held.likes(r.number) or ())[r.column] for r, _ in self._pairs]
@@ -242,8 +256,9 @@ class SeveralLayout:
         slots.place(at, memory[0].shape[0] if memory else 0)
         n = calls.ROUTINE_WORDS
         self._words[n : 2 * n] = slots.words
-        found = {i: at[lies] for i, (_, lies) in self.form.gradients.items()}
-        self.reads[:, calls.READ_BACK] = [found.get(i, 0) for _, (_, i) in self._pairs]
+        found: dict[Lies, int] = {}
+        found |= {("input", i): at[lies] for i, (_, lies) in self.form.gradients.items()}
+        self.reads[:, calls.READ_BACK] = [found.get(lies, 0) for lies in self._targets]
         if self.looks_at:  # which members hold the most; buffers may have moved
             self.reads[:, calls.READ_FROM] = [x.data_ptr() for x in self._sources(held)]
 
