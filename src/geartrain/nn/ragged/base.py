@@ -24,6 +24,7 @@ from geartrain.nn.ragged.values import (
     PADDED,
     Axes,
     Buffer,
+    ChosenMatrices,
     Constant,
     CountedRows,
     DraftStep,
@@ -31,6 +32,7 @@ from geartrain.nn.ragged.values import (
     InFront,
     MostOf,
     NamedMembers,
+    OuterProducts,
     RaggedValue,
     TraceCounts,
     WayOfSteps,
@@ -136,6 +138,8 @@ class AbstractLowering(ABC):
         self.weights: dict[tuple[int, bool], Buffer] = {}
         self._held: dict[int, Buffer] = {}
         self.values: dict[fx.Node, Known] = {}
+        self.matrices: dict[fx.Node, ChosenMatrices | OuterProducts] = {}
+        """What rows have as matrices, which need not be made."""
         self.most: dict[fx.Node, float] = {}
         """What none of the integers is above that steps have made: see ``exact.py``."""
         self.beside: dict[fx.Node, float] = {}

@@ -8,6 +8,7 @@ rooms that are written forward and read back             ─► residuals, side 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, final
@@ -35,11 +36,13 @@ from geartrain.nn.ragged.values import (
     Buffer,
     Constant,
     DraftStep,
+    OuterProducts,
     RaggedValue,
 )
 
 aten = torch.ops.aten
-How: TypeAlias = Literal["product", "sum", "rows"]
+How: TypeAlias = Literal["product", "sum", "sum of axes", "rows", "products"]
+"""The last two are by number."""
 
 MOST_WEIGHTS: Final = 1 << 18
 """As of derived kernels of rows."""
@@ -70,7 +73,7 @@ class RaggedTerm:
         tensors: One or two.
         tangents: It is zero where these are.
         padding: Of ``rows``: the index that gets nothing, or -1.
-        index: Of ``rows``: their numbers.
+        index: Of ``rows`` and ``products``: their numbers.
     """
 
     operand: int
@@ -294,11 +297,12 @@ class Cutter:
                 raise Refused("a product of rows of two kinds")
             yield RaggedTerm(operand, "product", tensors, of)
         elif not turned and (found := self._added_up(d)) is not None:
-            if low.shapes[low.operands[operand]] != found.tail:
-                raise Refused("a sum of rows for other than a vector")
-            yield RaggedTerm(operand, "sum", (found,), of)
+            shape = low.shapes[low.operands[operand]]
+            if math.prod(shape) != math.prod(found.tail):
+                raise Refused("a sum of rows for other than all entries")
+            yield RaggedTerm(operand, "sum" if len(shape) == 1 else "sum of axes", (found,), of)
         elif not turned and (table := self._table(d)) is not None:
-            yield self._of_table(operand, *table[:2], of, table[2])
+            yield from self._of_table(operand, *table[:2], of, table[2])
         else:
             raise Refused(f"a weight's gradient is of {target}")
 
@@ -338,13 +342,19 @@ class Cutter:
 
     def _of_table(
         self, operand: int, rows: fx.Node, index: fx.Node, of: frozenset[int], padding: int
-    ) -> RaggedTerm:
+    ) -> Iterator[RaggedTerm]:
         found = self._low.ints_of(index)
         if found is None:
             raise Refused("rows of a table by numbers that are computed")
         self._low.ints(found[0])
-        tensors = (self._rows(rows, flat=True),)
-        return RaggedTerm(operand, "rows", tensors, of, padding, found[0])
+        outer = self._low.matrices.get(rows)
+        if not isinstance(outer, OuterProducts) or padding >= 0:
+            yield RaggedTerm(operand, "rows", (self._rows(rows, flat=True),), of, padding, found[0])
+            return
+        for pair in outer.pairs:
+            both = [self._rows(y, flat=True) for y in pair]
+            tensors = tuple(reversed(both) if outer.turned else both)
+            yield RaggedTerm(operand, "products", tensors, of, index=found[0])
 
     def _rows(self, x: fx.Node, *, flat: bool = False) -> Tensors:
         """A node as a matrix."""

@@ -20,6 +20,7 @@ from torch import fx
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.apart import APART, arithmetic
 from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, Known, numbers_of
+from geartrain.nn.ragged.chosen import is_of_chosen
 from geartrain.nn.ragged.exact import check_exact, is_compared_exactly
 from geartrain.nn.ragged.front import added_in_front
 from geartrain.nn.ragged.integers import COUNTS, counts_rows
@@ -109,6 +110,8 @@ class Lowering(AbstractLowering):
             self._count(x)
         elif (named := among_all(self, x)) is not None:
             self.values[x] = named
+        elif is_of_chosen(self, x):
+            pass
         elif target in _WAYS:
             _WAYS[target](self, x)
         elif target is aten.add.Tensor and added_in_front(self, x):

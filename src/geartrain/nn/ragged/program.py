@@ -161,8 +161,8 @@ class RaggedProgram:
         self._always: dict[RaggedPlan, tuple[list[int], list[Tensor]]] = {}
         self._places = ints = {each.node: k for k, each in enumerate(cut.ints)}
         self._residuals = residuals = {b: k for k, b in enumerate(cut.residuals)}
-        self._later = [t for t in cut.terms if t.how != "rows"]
-        self._at_once = [t for t in cut.terms if t.how == "rows"]
+        self._later = [t for t in cut.terms if t.how in ("product", "sum")]
+        self._at_once = [t for t in cut.terms if t.how not in ("product", "sum")]
         of_later = [x for t in self._later for x in t.tensors]
         self._in_c = all(len(x.tail) == 1 and x.buffer.kind != HELD for x in of_later)
         of_terms = [t.buffer for term in cut.terms for t in term.tensors]
@@ -469,14 +469,34 @@ class RaggedProgram:
             into.add_product(parameter, tensors[0], tensors[1])
         elif term.how == "sum":
             into.add_sum(parameter, tensors[0])
+        elif term.how == "sum of axes":
+            into.add_sum_of_axes(parameter, tensors[0])
         else:
-            rows, ids = tensors[0], found.ints[self._places[cast(Any, term.index)]]
-            if term.padding >= 0:
-                rows = rows.masked_fill((ids == term.padding)[:, None], 0.0)
-            if self._operands.sparse[term.operand]:
-                into.add_rows(parameter, ids, rows)
-            else:
-                into.add_at(parameter, ids, rows)
+            ids = found.ints[self._places[cast(Any, term.index)]]
+            self._add_by_number(term, parameter, tensors, ids, into)
+
+    def _add_by_number(
+        self,
+        term: RaggedTerm,
+        parameter: nn.Parameter,
+        tensors: Sequence[Tensor],
+        ids: Tensor,
+        into: GradientSum,
+    ) -> None:
+        """Rows of a table, or products of rows, by the number of its row."""
+        sparse, rows = self._operands.sparse[term.operand], tensors[0]
+        if term.how == "products" and not sparse:
+            into.add_products_at(parameter, ids, *tensors)
+            return
+        if term.how == "products":
+            rows = rows[:, :, None] * tensors[1][:, None]
+        if term.padding >= 0:
+            rows = rows.masked_fill((ids == term.padding)[:, None], 0.0)
+        rows = rows.reshape(-1, *parameter.shape[1:])
+        if sparse:
+            into.add_rows(parameter, ids, rows)
+        else:
+            into.add_at(parameter, ids, rows)
 
 
 def _address(x: Tensor, n: int, copies: list[Tensor]) -> int:

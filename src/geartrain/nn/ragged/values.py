@@ -330,6 +330,36 @@ class NamedMembers:
 
 @final
 @dataclass(frozen=True, slots=True)
+class ChosenMatrices:
+    """A matrix of a table for each row, which is not made.
+
+    Args:
+        table: It.
+        numbers: Of the row of the table, for each row.
+        turned: Whether the axes of the matrix are the other way round.
+    """
+
+    table: RaggedValue
+    numbers: fx.Node
+    turned: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OuterProducts:
+    """Sums of products of all entries of two vectors for each row, which are not made.
+
+    Args:
+        pairs: The vectors.
+        turned: Whether the axes of the matrix are the other way round.
+    """
+
+    pairs: tuple[tuple[fx.Node, fx.Node], ...]
+    turned: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class CountedRows:
     """Integers that only integers have made."""
 
