@@ -59,6 +59,8 @@ class Way(IntEnum):
     TAKE_NAMED = auto()
     RAISE_AT = auto()
     TIMES_CHOSEN = auto()
+    DRAW_PAIRS = auto()
+    DRAW_BUNDLE = auto()
     PAIR_SECOND = auto()
     PAIR_ADD_UP = auto()
     PAIR_TURN = auto()

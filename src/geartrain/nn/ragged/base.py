@@ -37,7 +37,7 @@ from geartrain.nn.ragged.values import (
     TraceCounts,
     WayOfSteps,
 )
-from geartrain.nn.record import Trace, draws
+from geartrain.nn.record import Trace
 
 Known: TypeAlias = (
     RaggedValue
@@ -86,9 +86,11 @@ class AbstractLowering(ABC):
             a mask ("mask"), or integers ("ints").
         segment: Which of the inputs numbers the bundle of each member, or None.
         dtype: Of all numbers.
+        settled: Whether all that is drawn is the same.
 
     Attributes:
         forward, back: Their steps.
+        drawn: What is drawn.
         ends: Where bundles begin and end.
         pairs: Where the pairs of members do.
 
@@ -104,6 +106,8 @@ class AbstractLowering(ABC):
         given: Sequence[str],
         segment: int | None,
         dtype: torch.dtype,
+        *,
+        settled: bool = False,
     ) -> None:
         small, large = traces
         self._counts, self.dtype = counts, dtype
@@ -113,8 +117,7 @@ class AbstractLowering(ABC):
             (x.op, x.target) for x in others if x.op == "call_function"
         ]:
             raise Refused("it computes otherwise for other numbers of rows")
-        if any(draws(x) for x in self.nodes):
-            raise Refused("chance has a part in it")
+        self.settled, self.drawn = settled, list[fx.Node]()
         self.twin = dict(zip(self.nodes, others, strict=True))
         self._large = large.shapes
         places = [x for x in self.nodes if x.op == "placeholder"]
@@ -133,6 +136,8 @@ class AbstractLowering(ABC):
         self.ends = Buffer(BUNDLES, 1, role="ends")
         self.cells = Buffer(MEMBERS, 1, role="cells")
         self.pairs = Buffer(MEMBERS, 1, role="pairs")
+        self.seeds = Buffer(MEMBERS, 1, role="seeds")
+        """A number for each member, of which follows what is drawn for it."""
         self._ints: dict[fx.Node, Buffer] = {}
         self._floats: dict[fx.Node, Buffer] = {}
         self.weights: dict[tuple[int, bool], Buffer] = {}

@@ -125,6 +125,7 @@ class RaggedCut:
         tangents: The output of each tangent.
         used: Inputs that are read.
         dtype: Of all numbers.
+        draws: Whether chance has a part in it.
     """
 
     forward: RaggedRoutine
@@ -143,6 +144,7 @@ class RaggedCut:
     tangents: tuple[int, ...]
     used: frozenset[int]
     dtype: torch.dtype
+    draws: bool
 
 
 @final
@@ -240,6 +242,7 @@ class Cutter:
             self._of_output,
             self._used([*forward, *back], terms, outputs),
             self._dtype,
+            bool(low.drawn),
         )
 
     def _into_memory(self, i: int, value: RaggedValue) -> DraftStep:

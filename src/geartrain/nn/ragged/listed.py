@@ -80,7 +80,7 @@ def inputs_of(cut: RaggedCut, edges: Sized) -> RaggedInputs:
 def _fits(cut: RaggedCut, plans: Sequence[RaggedPlan], inputs: RaggedInputs) -> bool:
     if not all(plan.routine.steps.apart for plan in plans):
         return False
-    if any(isinstance(y, int) for y in cut.outputs) or _answer(cut) is None:
+    if cut.draws or any(isinstance(y, int) for y in cut.outputs) or _answer(cut) is None:
         return False
     if _answer(cut) == MEMBERS and not inputs.inside:
         return False

@@ -20,6 +20,7 @@ from torch import fx
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.apart import APART, arithmetic
 from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, Known, numbers_of
+from geartrain.nn.ragged.chance import CHANCE
 from geartrain.nn.ragged.chosen import is_of_chosen
 from geartrain.nn.ragged.exact import check_exact, is_compared_exactly
 from geartrain.nn.ragged.front import added_in_front
@@ -62,6 +63,7 @@ _FULL: Final = frozenset(
 _WAYS: Final[Mapping[Any, Convert]] = {
     **VIEWS,
     **APART,
+    **CHANCE,
     **MATRICES,
     **OVER,
     **NUMBERED_ROWS,

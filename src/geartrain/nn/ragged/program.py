@@ -20,7 +20,8 @@ from geartrain.native.steady import firing
 from geartrain.nn.operands import Operands
 from geartrain.nn.ragged.cut import RaggedCut, RaggedTerm, Tensors
 from geartrain.nn.ragged.routine import RaggedRoutine
-from geartrain.nn.ragged.values import HELD, Buffer
+from geartrain.nn.ragged.values import HELD, MEMBERS, Buffer
+from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.gradient import GradientSum
 
 MOST_LATER: Final = 128
@@ -40,6 +41,7 @@ class RaggedCall:
         held: By input, the memory's tensors.
         counted: Kind of the rows that updates are told for, and the owner of each row of another
             kind among them, by kind.
+        seeds: int64, of each member, from which follows what is drawn; None: they are drawn.
     """
 
     sizes: tuple[int, int, int, int, int]
@@ -48,6 +50,14 @@ class RaggedCall:
     cells: IntArray | None
     held: dict[int, Tensor]
     counted: tuple[int, Callable[[int], IntArray]]
+    seeds: Tensor | None = None
+
+    def numbers_at(self, role: str) -> int:
+        """Where the ends of bundles, cells of a memory or seeds lie; 0: there are none."""
+        if role == "seeds":
+            return 0 if self.seeds is None else _address(self.seeds, self.sizes[MEMBERS], [])
+        found = self.ends if role == "ends" else self.cells
+        return 0 if found is None else found.ctypes.data
 
 
 @final
@@ -118,8 +128,7 @@ class RaggedPlan:
         self.ints: list[tuple[int, int, int, int]] = []
         self.floats: list[tuple[int, int]] = []
         self.held: list[tuple[int, int, bool]] = []
-        self.ends: int = -1
-        self.cells: int = -1
+        self.numbers: list[tuple[int, str]] = []
         self.operands: list[tuple[int, int, bool | None]] = []
         for buffer, slot in routine.slots.items():
             role, number = buffer.role, buffer.number
@@ -138,10 +147,8 @@ class RaggedPlan:
                 self.floats.append((slot, ints[buffer.node]))
             elif role in ("held", "sums"):
                 self.held.append((slot, number, role == "sums"))
-            elif role == "ends":
-                self.ends = slot
             else:
-                self.cells = slot
+                self.numbers.append((slot, role))
 
 
 @final
@@ -184,6 +191,8 @@ class RaggedProgram:
             IndexError: A row is asked for that is not there.
         """
         cut, sizes = self._cut, call.sizes
+        if cut.draws and call.seeds is None:
+            call = replace(call, seeds=row_seeds(sizes[MEMBERS]))
         ints = cut.count(*call.inputs) if cut.ints else ()
         places, total = [], 0
         for kind, entries in self._widths:
@@ -326,9 +335,8 @@ class RaggedProgram:
         for slot, k, adds in plan.held:
             x = call.held[k] if not adds or sums is None else sums[k]
             addresses[slot] = _address(x, x.numel(), copies)
-        for slot, numbers in ((plan.ends, call.ends), (plan.cells, call.cells)):
-            if slot >= 0 and numbers is not None:
-                addresses[slot] = numbers.ctypes.data
+        for slot, role in plan.numbers:
+            addresses[slot] = call.numbers_at(role)
         plan.routine.steps.run(sizes, addresses, learnt)
 
     def operand_addresses(self, plan: RaggedPlan) -> list[int]:

@@ -45,6 +45,7 @@ Role: TypeAlias = Literal[
     "ends",
     "cells",
     "pairs",
+    "seeds",
 ]
 
 
