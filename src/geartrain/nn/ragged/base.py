@@ -23,6 +23,8 @@ from geartrain.nn.ragged.values import (
     NO_ROWS,
     PADDED,
     Axes,
+    Backwards,
+    Beyond,
     Buffer,
     ChosenMatrices,
     Constant,
@@ -47,6 +49,8 @@ Known: TypeAlias = (
     | NamedMembers
     | MostOf
     | InFront
+    | Beyond
+    | Backwards
     | list[Any]
     | None
 )
@@ -151,6 +155,8 @@ class AbstractLowering(ABC):
         """How much may have been added to integers that may be above anything."""
         self.summed: dict[fx.Node, RaggedValue] = {}
         """Nodes that are sums of rows, of which nothing is known but the rows."""
+        self.products: dict[fx.Node, tuple[RaggedValue, RaggedValue]] = {}
+        """Nodes that are products of rows, likewise."""
         self.of: dict[fx.Node, frozenset[int]] = {}
         for k, x in enumerate(self.operands):
             shape = self.shapes[x]
@@ -220,6 +226,31 @@ class AbstractLowering(ABC):
     def behind(self, x: fx.Node) -> Axes:
         """The axes behind its first."""
         return self._counts.like(self.shapes[x][1:], self._large[self.twin[x]][1:])
+
+    def shapes_of_twin(self, x: fx.Node) -> tuple[int, ...]:
+        """The shape of a node in the larger trace."""
+        return self._large[self.twin[x]]
+
+    def stretched(self, x: fx.Node) -> Axes | None:
+        """The axes of a node, of which that of members has some entries more or fewer; None: it has
+        no such axis."""
+        padded, both = self._counts.padded, [self.shapes[x], self.shapes_of_twin(x)]
+        if padded is None:
+            return None
+        for k, (a, b) in enumerate(zip(*both, strict=True)):
+            if b - a == padded[1] - padded[0] and a != padded[0]:
+                whole = [(*y[:k], n, *y[k + 1 :]) for y, n in zip(both, padded, strict=True)]
+                like = self._like_members(whole)
+                if like is not None and like.members == k:
+                    return like
+        return None
+
+    def _like_members(self, shapes: Sequence[tuple[int, ...]]) -> Axes | None:
+        try:
+            like = self._counts.like(*shapes)
+        except Refused:
+            return None
+        return like if (like.kind, like.lead) == (MEMBERS, PADDED) and like.at >= 0 else None
 
     def varies(self, x: fx.Node) -> bool:
         """Whether its shape depends on how many rows there are."""

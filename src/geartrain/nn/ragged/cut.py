@@ -284,9 +284,11 @@ class Cutter:
         of, target = low.of[d], d.target
         args: Any = d.args
         if not of:
-            known = low.values.get(d)
-            if not isinstance(known, Constant) or known.number:
-                raise Refused("a weight's gradient is of no output")
+            self._check_nothing(d)
+            return
+        if d in low.products:
+            both = [(self._tensor(v, late=True).buffer, (v.width,)) for v in low.products[d]]
+            yield self._product(operand, [Tensors(*each) for each in both], of)
             return
         if target is aten.add.Tensor and len(args) == 2:
             yield from self._terms(operand, args[0], turned=turned)
@@ -294,11 +296,8 @@ class Cutter:
         elif target is aten.t.default:
             yield from self._terms(operand, args[0], turned=not turned)
         elif target is aten.mm.default and args[0].target is aten.t.default:
-            pair = [args[0].args[0], args[1]]
-            tensors = tuple(self._rows(x) for x in (reversed(pair) if turned else pair))
-            if len({(t.buffer.kind, t.buffer.entries // t.tail[0]) for t in tensors}) != 1:
-                raise Refused("a product of rows of two kinds")
-            yield RaggedTerm(operand, "product", tensors, of)
+            pair = [self._rows(args[0].args[0]), self._rows(args[1])]
+            yield self._product(operand, pair[::-1] if turned else pair, of)
         elif not turned and (found := self._added_up(d)) is not None:
             shape = low.shapes[low.operands[operand]]
             if math.prod(shape) != math.prod(found.tail):
@@ -308,6 +307,16 @@ class Cutter:
             yield from self._of_table(operand, *table[:2], of, table[2])
         else:
             raise Refused(f"a weight's gradient is of {target}")
+
+    def _check_nothing(self, d: fx.Node) -> None:
+        known = self._low.values.get(d)
+        if not isinstance(known, Constant) or known.number:
+            raise Refused("a weight's gradient is of no output")
+
+    def _product(self, operand: int, both: Sequence[Tensors], of: frozenset[int]) -> RaggedTerm:
+        if len({(t.buffer.kind, t.buffer.entries // t.tail[0]) for t in both}) != 1:
+            raise Refused("a product of rows of two kinds")
+        return RaggedTerm(operand, "product", tuple(both), of)
 
     def _added_up(self, d: fx.Node) -> Tensors | None:
         """The rows of whose sum a node is, as a matrix."""

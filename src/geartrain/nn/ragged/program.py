@@ -23,6 +23,7 @@ from geartrain.nn.ragged.routine import RaggedRoutine
 from geartrain.nn.ragged.values import HELD, MEMBERS, Buffer
 from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.products import matrix
 
 MOST_LATER: Final = 128
 """Of so many rows products are made at once, and not with those of other calls."""
@@ -351,7 +352,7 @@ class RaggedProgram:
                 x = operands[k].contiguous()
                 if x.dtype is not self._cut.dtype:
                     raise ProtocolError(f"a weight is {x.dtype}, and was {self._cut.dtype}")
-                held.append(x if turned is None else packed(x, turned=turned))
+                held.append(x if turned is None else packed(matrix(x), turned=turned))
                 found[slot] = held[-1].data_ptr()
             known = self._always[plan] = found, held
         return known[0]

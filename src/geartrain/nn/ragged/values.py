@@ -317,6 +317,30 @@ class InFront:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Beyond:
+    """What has an axis of some entries more than members, or fewer: zeros but for some parts.
+
+    Args:
+        parts: What members have, and at which place the first of each bundle is; all is added up.
+    """
+
+    parts: tuple[tuple[RaggedValue, int], ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Backwards:
+    """What members have, the last of each bundle first.
+
+    Args:
+        value: The same, the first one first.
+    """
+
+    value: RaggedValue
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class NamedMembers:
     """Integers that name members of the bundle of each member.
 
