@@ -64,6 +64,8 @@ class Way(IntEnum):
     WINDOWS = auto()
     WINDOWS_BACK = auto()
     SUM_SO_FAR = auto()
+    LOOK_UP = auto()
+    ADD_UP_BY = auto()
     PAIR_SECOND = auto()
     PAIR_ADD_UP = auto()
     PAIR_TURN = auto()

@@ -23,6 +23,7 @@ from geartrain.nn.emit import emit
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.drafts import needed, together
 from geartrain.nn.ragged.integers import above, are_of_each, counts
+from geartrain.nn.ragged.looked_up import learned_of
 from geartrain.nn.ragged.lower import Lowering
 from geartrain.nn.ragged.over import sums_rows
 from geartrain.nn.ragged.pairs import sum_of_firsts
@@ -357,7 +358,12 @@ class Cutter:
     ) -> Iterator[RaggedTerm]:
         found = self._low.ints_of(index)
         if found is None:
-            raise Refused("rows of a table by numbers that are computed")
+            if padding >= 0:
+                raise Refused("rows of a table by numbers that are computed")
+            shape = self._low.shapes[self._low.operands[operand]]
+            rows_of = self._tensor(learned_of(self._low, rows, index, shape), late=True)
+            yield RaggedTerm(operand, "sum" if len(shape) == 1 else "sum of axes", (rows_of,), of)
+            return
         self._low.ints(found[0])
         outer = self._low.matrices.get(rows)
         if not isinstance(outer, OuterProducts) or padding >= 0:

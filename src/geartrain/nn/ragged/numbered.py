@@ -15,6 +15,7 @@ from geartrain.native.ragged import Way
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.base import AbstractLowering, Convert
 from geartrain.nn.ragged.integers import end_of_bundles
+from geartrain.nn.ragged.looked_up import look_up
 from geartrain.nn.ragged.others import add_to_others, others
 from geartrain.nn.ragged.values import (
     BUNDLES,
@@ -104,6 +105,9 @@ def _take(low: AbstractLowering, x: fx.Node, source: fx.Node, index: Any) -> Non
     named = low.values.get(index)
     if isinstance(named, NamedMembers):
         low.values[x] = others(low, value, named, like, late=late)
+        return
+    if found is None and value.kind == NO_ROWS and like.kind != NO_ROWS:
+        low.values[x] = look_up(low, value, index, like, late=late)
         return
     if found is None or like.kind == NO_ROWS:
         raise Refused("rows are taken by numbers that are computed")
