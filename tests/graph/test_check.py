@@ -233,6 +233,9 @@ def test_dropout_in_a_module_that_looks_inside_bundles_is_refused_with_what_may_
 
     graph = Graph()
     graph.input("x", bundle=True).through(Drops(), inside=True, name="in").stop()
+    graph.check(FLOATS)  # a program keeps what is drawn
+    graph = Graph()
+    graph.input("x", bundle=True).through(Drops(), inside=True, keep="inputs", name="in").stop()
     refused(graph, "'in': Dropout (drop)", "a node of its own before or behind", "or keep='graph'")
 
 

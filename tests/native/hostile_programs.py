@@ -157,6 +157,9 @@ class Given(AbstractRaggedChoice):
     def inside(self, inputs: Payload, inside: Inside) -> AbstractRaggedProgram | None:
         return self.program
 
+    def at_once(self, inputs: Payload, inside: Inside) -> AbstractRaggedProgram | None:
+        return self._program
+
     def memory(self, inputs: Payload, memory: Recalled) -> AbstractRaggedProgram | None:
         return self.program if memory.lengths.all() else None
 

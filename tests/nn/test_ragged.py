@@ -189,7 +189,7 @@ class _Refused:
     ("kind", "why"),
     [
         (_Refused.Mean, "a sum over rows"),
-        (_Refused.Drop, "chance"),
+        (_Refused.Drop, "reads a memory"),
         (_Refused.Unmasked, "several sizes"),
         (_Refused.Values, "depends on values"),
         (_Refused.Words, "it gives integers; have a function behind it make them"),

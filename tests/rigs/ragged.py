@@ -79,25 +79,59 @@ def check_memory(
 
 
 def check_inside(
-    module: nn.Module, *lengths: Sequence[int], width: int, pools: bool = False
+    module: nn.Module,
+    *lengths: Sequence[int],
+    width: int,
+    pools: bool = False,
+    kinds: int | None = None,
+    edges: int | None = None,
 ) -> None:
-    """A module ``(x, inside)``, of bundles with so many members; one program for all of them."""
+    """A module ``(x, inside)``, of bundles with so many members; one program for all of them.
+
+    Args:
+        kinds: It gets a column of integers below that too, ``(x, kind, inside)``; None: no.
+        edges: There are edges of so many kinds; None: there are none.
+    """
     rng = torch.Generator().manual_seed(3)
+    given = (torch.randn(5, width, generator=rng), *_kinds(kinds, 5, rng))
+    columns = {} if edges is None else _edges([5], edges, rng)
     program = RaggedProgram(
-        derive_inside(module, (torch.randn(5, width, generator=rng),), {}, pools=pools),
+        derive_inside(module, given, columns, pools=pools),
         Operands(module),
     )
     for each in lengths:
         sizes = torch.tensor(each)
-        x = torch.randn(int(sizes.sum()), width, generator=rng)
-        inside = Inside(sizes, torch.arange(sizes.numel()).repeat_interleave(sizes), {})
-        _check_one(module, program, x, inside)
+        n = int(sizes.sum())
+        x = torch.randn(n, width, generator=rng)
+        columns = {} if edges is None else _edges(each, edges, rng)
+        inside = Inside(sizes, torch.arange(sizes.numel()).repeat_interleave(sizes), columns)
+        _check_one(module, program, (x, *_kinds(kinds, n, rng)), inside)
 
 
-def _check_one(module: nn.Module, program: RaggedProgram, x: Tensor, inside: Inside) -> None:
+def _kinds(below: int | None, n: int, rng: torch.Generator) -> tuple[Tensor, ...]:
+    return () if below is None else (torch.randint(below, (n,), generator=rng),)
+
+
+def _edges(lengths: Sequence[int], kinds: int, rng: torch.Generator) -> dict[str, Tensor]:
+    """Two of each member, to any of its bundle."""
+    first, source, target = 0, list[Tensor](), list[Tensor]()
+    for n in lengths:
+        source.append(first + torch.arange(n).repeat_interleave(2))
+        target.append(first + torch.randint(max(n, 1), (2 * n,), generator=rng))
+        first += n
+    (kind,) = _kinds(kinds, 2 * first, rng)
+    return {"source": torch.cat(source), "target": torch.cat(target), "kind": kind}
+
+
+def _check_one(
+    module: nn.Module, program: RaggedProgram, given: Sequence[Tensor], inside: Inside
+) -> None:
+    x, *columns = given
+    names = dict.fromkeys(inside.edges, True)
+
     def run(into: GradientSum) -> tuple[Any, list[Tensor | None]]:
-        ys, kept = program.forward(call_of_inside((x,), inside, {}))
+        ys, kept = program.forward(call_of_inside(tuple(given), inside, names))
         return ys, [program.backward(kept, tangents(ys), into)[0]]
 
     leaf = x.clone().requires_grad_()
-    assert_as_torch(module, run, [module(leaf, inside)], [leaf])
+    assert_as_torch(module, run, [module(leaf, *columns, inside)], [leaf])

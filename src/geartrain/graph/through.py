@@ -119,7 +119,8 @@ class Through(AbstractOperator):
                 )
         together = keep == "graph" or alone or (pool and not inside)
         apart = not (inside or pool or alone or memory is not None)
-        kept: Keep = keep if apart or keep != "auto" else "inputs"  # no mask is kept there
+        masks = apart or (inside and not alone and memory is None)
+        kept: Keep = keep if masks or keep != "auto" else "inputs"  # no mask is kept there
         self.dry_run = DryRun(name, called_by(function), mixes=together, keep=kept)
         self.call = Call(function, tuple(read), inside, pool, take, alone, self.dry_run)
 
@@ -317,7 +318,12 @@ class Through(AbstractOperator):
         if kernel is None and keep == "auto" and call.inside:
             return (
                 call,
-                Remembering(function, self.parameters, self._ragged_choice(precision)),
+                Remembering(
+                    function,
+                    self.parameters,
+                    self._ragged_choice(precision),
+                    draws=self._keeps_masks_inside(),
+                ),
                 None,
             )
         if kernel is None:
@@ -360,6 +366,8 @@ class Through(AbstractOperator):
             return self.keep if self.call.inside else f"activations, {story}"
         if self._keeps_masks():
             return "auto: derived, for the mask"
+        if self._keeps_masks_inside():
+            return "auto: derived, for the mask"
         if self.module is None and known_picks(self.function) is not None:
             return "auto: picks"
         if self.call.inside:
@@ -376,6 +384,13 @@ class Through(AbstractOperator):
     def _keeps_masks(self) -> bool:
         """Whether ``auto`` derives at once, as running again would draw another mask."""
         if self.keep != "auto" or not self._rows_are_apart():
+            return False
+        return self.dry_run.draws or any(self._dropouts())
+
+    def _keeps_masks_inside(self) -> bool:
+        """The same of a module that looks inside its bundles."""
+        inside = self.call.inside and not self.call.alone and self.memory is None
+        if self.keep != "auto" or self.use is not None or not inside or self._kernel() is not None:
             return False
         return self.dry_run.draws or any(self._dropouts())
 
@@ -415,7 +430,7 @@ class Through(AbstractOperator):
                     "whole minibatches as bundles with keep='graph', or, if its statistics are "
                     "to stay as they are, have a train() that leaves it in evaluation"
                 )
-            if self.keep == "activations" or self._keeps_masks():
+            if self.keep == "activations" or self._keeps_masks() or self._keeps_masks_inside():
                 continue  # a derived kernel keeps the mask, or refuses
             if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
                 raise GraphError(

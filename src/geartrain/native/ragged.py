@@ -58,6 +58,14 @@ class Way(IntEnum):
     ADD_NAMED = auto()
     TAKE_NAMED = auto()
     RAISE_AT = auto()
+    TIMES_CHOSEN = auto()
+    DRAW_PAIRS = auto()
+    DRAW_BUNDLE = auto()
+    WINDOWS = auto()
+    WINDOWS_BACK = auto()
+    SUM_SO_FAR = auto()
+    LOOK_UP = auto()
+    ADD_UP_BY = auto()
     PAIR_SECOND = auto()
     PAIR_ADD_UP = auto()
     PAIR_TURN = auto()
@@ -182,7 +190,8 @@ class RaggedSteps:
         self._work = [0, 0, 0, 0, 0]
         for each in steps:
             step, kind = each.step, each.kind
-            entries = step.width * (step.many if step.op is Op.PRODUCT else 4) * each.times
+            product = step.op is Op.PRODUCT or each.way is Way.TIMES_CHOSEN
+            entries = step.width * (step.many if product else 4) * each.times
             self._work[_PAIRS if each.way >= Way.PAIR_SECOND else kind] += entries
         plain = [s.step for s in steps if s.way is Way.PLAIN and s.step.op is not Op.PRODUCT]
         self._block = max(1, _ENTRIES // max((s.width for s in plain), default=1))

@@ -24,11 +24,12 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor | None:
-    if dropout_p or enable_gqa or (is_causal and attn_mask is not None):
+    if enable_gqa or (is_causal and attn_mask is not None):
         return None
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
-    return _shares(_scores(query, key, scale), attn_mask, keeps=True, dead=False) @ value
+    share = _shares(_scores(query, key, scale), attn_mask, keeps=True, dead=False)
+    return (functional.dropout(share, dropout_p) if dropout_p else share) @ value
 
 
 def _scores(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
@@ -69,7 +70,7 @@ def _of_heads(
     unusual = unusual or static_k is not None or static_v is not None
     unusual = unusual or (attn_mask is None and is_causal)  # else the mask says so
     if not within:
-        unusual = unusual or use_separate_proj_weight or bool(training and dropout_p)
+        unusual = unusual or use_separate_proj_weight
     if unusual:
         return None
     width, heads = embed_dim_to_check, num_heads

@@ -25,6 +25,14 @@ def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     return torch.nn.functional.embedding(tensor, unit)
 
 
+def _counted(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """How often each number comes, of so many as are asked for."""
+    if weights is not None or not minlength:
+        return torch.bincount(input, weights, minlength)
+    none = torch.zeros(minlength, dtype=torch.int64, device=input.device)
+    return none.index_add(0, input, torch.ones_like(input))
+
+
 def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A product with a weight, and one with the rows of the other input."""
     out, one, other = weight.shape
@@ -162,6 +170,8 @@ def _add_quotient(
 OTHERWISE: Final[Mapping[Any, Callable[..., Tensor]]] = {
     torch.matmul: _matmul,
     torch.Tensor.matmul: _matmul,
+    torch.bincount: _counted,
+    Tensor.bincount: _counted,
     torch.nn.functional.one_hot: _one_hot,
     torch.nn.functional.bilinear: _bilinear,
     torch.einsum: _einsum,

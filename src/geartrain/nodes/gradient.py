@@ -234,6 +234,37 @@ class GradientSum:
         if slot.waiting >= _MOST_WAITING:
             slot.add_up_waiting()
 
+    def add_sum_of_axes(self, parameter: torch.nn.Parameter, rows: Tensor) -> None:
+        """Add ``rows.sum(0)``; rows ``(n, d)``, the parameter of any axes, with d entries."""
+        if self._updates is not None:
+            with self._by_update(rows.shape[0]) as parts:
+                for into, at in parts:
+                    into.add_sum_of_axes(parameter, rows[at])
+            return
+        total = rows.sum(0, dtype=parameter.dtype)
+        self._slots[parameter].begun().add_(total.view(parameter.shape))
+
+    def add_products_at(
+        self, parameter: torch.nn.Parameter, indices: Tensor, left: Tensor, right: Tensor
+    ) -> None:
+        """Add the product of row i of both, ``left[i][:, None] * right[i]``, to row ``indices[i]``.
+
+        indices int64 ``(n,)``, left ``(n, a)``, right ``(n, b)``, the parameter ``(v, ...)`` of
+        a * b entries in each row.
+        """
+        if self._updates is not None:
+            with self._by_update(indices.shape[0]) as parts:
+                for into, at in parts:
+                    into.add_products_at(parameter, indices[at], left[at], right[at])
+            return
+        begun = self._slots[parameter].begun().view(-1, left.shape[1], right.shape[1])
+        order = indices.argsort()
+        left, right, start = left[order], right[order], 0
+        for k, n in enumerate(indices.bincount().tolist()):
+            if n:
+                begun[k].addmm_(left[start : start + n].t(), right[start : start + n])
+                start += n
+
     @property
     def adds_lying(self) -> bool:
         """Whether products and sums may be added by a call that makes them from where rows lie,

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
+from torch import Tensor
+
 from geartrain.frames.message import Gradient, Payload
 from geartrain.native.calls import SeveralForm
 from geartrain.nodes.choice import Experience
@@ -28,8 +30,14 @@ class AbstractRaggedProgram(ABC):
     """What computes a module in place of autograd, with gradients told apart by rows."""
 
     @abstractmethod
-    def inside(self, inputs: Payload, inside: Inside) -> tuple[Payload, Any]:
+    def inside(
+        self, inputs: Payload, inside: Inside, seeds: Tensor | None = None
+    ) -> tuple[Payload, Any]:
         """Rows of bundles: outputs, and what ``backward`` wants.
+
+        Args:
+            inputs, inside: They.
+            seeds: int64, of each row, from which follows what is drawn; None: they are drawn.
 
         Raises:
             IndexError: A row is asked for that is not there.
@@ -86,6 +94,14 @@ class AbstractRaggedChoice(ABC):
     @abstractmethod
     def inside(self, inputs: Payload, inside: Inside) -> AbstractRaggedProgram | None:
         """That for these rows, which are counted; None: autograd computes them."""
+
+    @abstractmethod
+    def at_once(self, inputs: Payload, inside: Inside) -> AbstractRaggedProgram | None:
+        """That for these rows, whatever it takes; None: the module is one of evaluations.
+
+        Raises:
+            GraphError: There is none.
+        """
 
     @abstractmethod
     def memory(self, inputs: Payload, memory: Recalled) -> AbstractRaggedProgram | None:

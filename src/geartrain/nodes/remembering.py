@@ -16,14 +16,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, cast, final
 
 import torch
 from torch import Tensor, nn
 
+from geartrain.errors import GraphError
 from geartrain.frames.message import Gradient, IntArray, Payload, distinct
 from geartrain.native.calls import SeveralForm
 from geartrain.nodes.call import as_payload, differentiate, own_integers, run_module
+from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.held import Recalled
 from geartrain.nodes.inside import Inside
@@ -73,12 +75,14 @@ class RecordedCall:
         kept: What it wants on the way back.
         rows: How many went in.
         seen: Of the weights.
+        seeds: Of the rows, from which follows what was drawn.
     """
 
     program: AbstractRaggedProgram
     kept: Any
     rows: int
     seen: tuple[tuple[int, int], ...]
+    seeds: Tensor | None = None
 
 
 Recorded: TypeAlias = RecordedGraph | RecordedCall
@@ -95,6 +99,8 @@ class Remembering(AbstractKernel):
         function: The module.
         parameters: Its weights.
         choice: Looks for a program; None: nobody does.
+        draws: Whether the module draws random numbers: then a program computes it from the first
+            firing on, of seeds that are kept with the rows.
     """
 
     def __init__(
@@ -102,8 +108,10 @@ class Remembering(AbstractKernel):
         function: Callable[..., Any],
         parameters: Sequence[nn.Parameter],
         choice: AbstractRaggedChoice | None = None,
+        *,
+        draws: bool = False,
     ) -> None:
-        self._function, self._choice = function, choice
+        self._function, self._choice, self._draws = function, choice, draws
         self._parameters = [p for p in parameters if p.requires_grad]
         self._again = Recompute(function, parameters)
         self._graphs: OrderedDict[int, Recorded] = OrderedDict()
@@ -154,6 +162,12 @@ class Remembering(AbstractKernel):
         n = inputs[0].shape[0]
         self._next += 1
         tickets = torch.arange(n) + (self._next << _SHIFT)
+        if self._draws:
+            outputs, recorded = self._drawn(inputs, inside)
+            self._graphs[self._next] = recorded
+            if len(self._graphs) > MOST_GRAPHS:
+                self._graphs.popitem(last=False)
+            return outputs, (*inputs, cast(Tensor, recorded.seeds), tickets)
         if not self.remembers or not all(x.is_cpu for x in inputs):
             return self._again.evaluate(inputs, inside), (*inputs, tickets.to(inputs[0].device))
         outputs, self._graphs[self._next] = self._run(inputs, inside)
@@ -167,6 +181,8 @@ class Remembering(AbstractKernel):
 
         The graph is None if none is to be kept.
         """
+        if self._draws:
+            return self._drawn(inputs, inside)
         if not self.remembers or not all(x.is_cpu for x in inputs):
             return self._again.evaluate(inputs, inside), None
         return self._run(inputs, inside)
@@ -193,7 +209,9 @@ class Remembering(AbstractKernel):
         mixed = isinstance(graph, RecordedGraph) and into.of_several
         if graph is None or rows is not None or mixed or graph.seen != self._seen():
             self._wasted += graph is not None
-            return self._once_more(gradients, inputs, rows, into, inside)
+            seeds = graph.seeds if isinstance(graph, RecordedCall) else None
+            again = inputs if seeds is None else (*inputs, seeds)
+            return self._once_more(gradients, again, rows, into, inside)
         self.used += 1
         self._wasted = max(self._wasted - 1, 0)
         return self._back(graph, gradients, into)
@@ -208,12 +226,37 @@ class Remembering(AbstractKernel):
         *,
         wanted: bool = True,
     ) -> Gradient:
-        """Compute these rows again, for their gradient."""
+        """Compute these rows again, for their gradient; inputs are followed by seeds where
+        something is drawn."""
+        if self._draws:
+            *mine, seeds = gathered(inputs, rows)
+            found = self._program(tuple(mine), inside)
+            _, kept = found.inside(tuple(mine), cast(Inside, inside), seeds)
+            return found.backward(kept, gradients, into, None)
         program = None if self._choice is None else self._choice.program
         if program is None or inside is None:
             return self._again.backward(gradients, inputs, rows, into, inside, wanted=wanted)
         _, kept = program.inside(gathered(inputs, rows), inside)
         return program.backward(kept, gradients, into, None)
+
+    def _program(self, inputs: Payload, inside: Inside | None) -> AbstractRaggedProgram:
+        """What computes a module that draws."""
+        program = None
+        if self._choice is not None and inside is not None and all(x.is_cpu for x in inputs):
+            program = self._choice.at_once(inputs, inside)
+        if program is None:
+            raise GraphError(
+                "a module draws random numbers in bundles whose rows are not on the host, or while "
+                "it is in evaluation; use keep='graph'"
+            )
+        return program
+
+    def _drawn(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, RecordedCall]:
+        """Outputs of rows that get new seeds."""
+        program, n = self._program(inputs, inside), inputs[0].shape[0]
+        seeds = row_seeds(n)
+        outputs, kept = program.inside(inputs, cast(Inside, inside), seeds)
+        return own_integers(outputs), RecordedCall(program, kept, n, self._seen(), seeds)
 
     def _run(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, Recorded]:
         if self._choice is not None and inside is not None:

@@ -23,7 +23,10 @@ from geartrain.nn.ragged.values import (
     NO_ROWS,
     PADDED,
     Axes,
+    Backwards,
+    Beyond,
     Buffer,
+    ChosenMatrices,
     Constant,
     CountedRows,
     DraftStep,
@@ -31,11 +34,12 @@ from geartrain.nn.ragged.values import (
     InFront,
     MostOf,
     NamedMembers,
+    OuterProducts,
     RaggedValue,
     TraceCounts,
     WayOfSteps,
 )
-from geartrain.nn.record import Trace, draws
+from geartrain.nn.record import Trace
 
 Known: TypeAlias = (
     RaggedValue
@@ -45,6 +49,8 @@ Known: TypeAlias = (
     | NamedMembers
     | MostOf
     | InFront
+    | Beyond
+    | Backwards
     | list[Any]
     | None
 )
@@ -84,9 +90,11 @@ class AbstractLowering(ABC):
             a mask ("mask"), or integers ("ints").
         segment: Which of the inputs numbers the bundle of each member, or None.
         dtype: Of all numbers.
+        settled: Whether all that is drawn is the same.
 
     Attributes:
         forward, back: Their steps.
+        drawn: What is drawn.
         ends: Where bundles begin and end.
         pairs: Where the pairs of members do.
 
@@ -102,6 +110,8 @@ class AbstractLowering(ABC):
         given: Sequence[str],
         segment: int | None,
         dtype: torch.dtype,
+        *,
+        settled: bool = False,
     ) -> None:
         small, large = traces
         self._counts, self.dtype = counts, dtype
@@ -111,8 +121,7 @@ class AbstractLowering(ABC):
             (x.op, x.target) for x in others if x.op == "call_function"
         ]:
             raise Refused("it computes otherwise for other numbers of rows")
-        if any(draws(x) for x in self.nodes):
-            raise Refused("chance has a part in it")
+        self.settled, self.drawn = settled, list[fx.Node]()
         self.twin = dict(zip(self.nodes, others, strict=True))
         self._large = large.shapes
         places = [x for x in self.nodes if x.op == "placeholder"]
@@ -131,17 +140,23 @@ class AbstractLowering(ABC):
         self.ends = Buffer(BUNDLES, 1, role="ends")
         self.cells = Buffer(MEMBERS, 1, role="cells")
         self.pairs = Buffer(MEMBERS, 1, role="pairs")
+        self.seeds = Buffer(MEMBERS, 1, role="seeds")
+        """A number for each member, of which follows what is drawn for it."""
         self._ints: dict[fx.Node, Buffer] = {}
         self._floats: dict[fx.Node, Buffer] = {}
         self.weights: dict[tuple[int, bool], Buffer] = {}
         self._held: dict[int, Buffer] = {}
         self.values: dict[fx.Node, Known] = {}
+        self.matrices: dict[fx.Node, ChosenMatrices | OuterProducts] = {}
+        """What rows have as matrices, which need not be made."""
         self.most: dict[fx.Node, float] = {}
         """What none of the integers is above that steps have made: see ``exact.py``."""
         self.beside: dict[fx.Node, float] = {}
         """How much may have been added to integers that may be above anything."""
         self.summed: dict[fx.Node, RaggedValue] = {}
         """Nodes that are sums of rows, of which nothing is known but the rows."""
+        self.products: dict[fx.Node, tuple[RaggedValue, RaggedValue]] = {}
+        """Nodes that are products of rows, likewise."""
         self.of: dict[fx.Node, frozenset[int]] = {}
         for k, x in enumerate(self.operands):
             shape = self.shapes[x]
@@ -211,6 +226,31 @@ class AbstractLowering(ABC):
     def behind(self, x: fx.Node) -> Axes:
         """The axes behind its first."""
         return self._counts.like(self.shapes[x][1:], self._large[self.twin[x]][1:])
+
+    def shapes_of_twin(self, x: fx.Node) -> tuple[int, ...]:
+        """The shape of a node in the larger trace."""
+        return self._large[self.twin[x]]
+
+    def stretched(self, x: fx.Node) -> Axes | None:
+        """The axes of a node, of which that of members has some entries more or fewer; None: it has
+        no such axis."""
+        padded, both = self._counts.padded, [self.shapes[x], self.shapes_of_twin(x)]
+        if padded is None:
+            return None
+        for k, (a, b) in enumerate(zip(*both, strict=True)):
+            if b - a == padded[1] - padded[0] and a != padded[0]:
+                whole = [(*y[:k], n, *y[k + 1 :]) for y, n in zip(both, padded, strict=True)]
+                like = self._like_members(whole)
+                if like is not None and like.members == k:
+                    return like
+        return None
+
+    def _like_members(self, shapes: Sequence[tuple[int, ...]]) -> Axes | None:
+        try:
+            like = self._counts.like(*shapes)
+        except Refused:
+            return None
+        return like if (like.kind, like.lead) == (MEMBERS, PADDED) and like.at >= 0 else None
 
     def varies(self, x: fx.Node) -> bool:
         """Whether its shape depends on how many rows there are."""

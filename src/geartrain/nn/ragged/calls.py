@@ -14,8 +14,11 @@ from geartrain.nn.ragged.values import BUNDLES, EDGES, MEMBERS, PAIRS
 from geartrain.nodes.inside import Inside
 
 
-def call_of_inside(inputs: Payload, inside: Inside, names: Mapping[str, bool]) -> RaggedCall:
-    """Of rows of bundles, and what is inside; by name of an edge column, whether it is read."""
+def call_of_inside(
+    inputs: Payload, inside: Inside, names: Mapping[str, bool], seeds: Tensor | None = None
+) -> RaggedCall:
+    """Of rows of bundles, and what is inside; by name of an edge column, whether it is read; what
+    is drawn follows from seeds of the rows."""
     edges = [inside.edges[name] if read else None for name, read in names.items()]
     lengths = inside.lengths.numpy()
     ends = ends_of(lengths)
@@ -24,7 +27,8 @@ def call_of_inside(inputs: Payload, inside: Inside, names: Mapping[str, bool]) -
     given: list[Tensor | None] = [*inputs, inside.lengths, inside.segment, *edges]
     owners = partial(_owners_inside, inside, ends, n)
     sizes = lengths.size, n, count, 0, int(lengths @ lengths)
-    return RaggedCall(sizes, given, ends, None, {}, (MEMBERS, owners))
+    of = None if seeds is None else seeds.contiguous()
+    return RaggedCall(sizes, given, ends, None, {}, (MEMBERS, owners), of)
 
 
 def call_of_memory(

@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, final
 
 import torch
@@ -143,8 +144,10 @@ class DerivedRagged(AbstractRaggedProgram):
             self._listed.append(listed(self._program, inputs_of(cut, self._edges)))
         return self._listed[0]
 
-    def inside(self, inputs: Payload, inside: Inside) -> tuple[Payload, Any]:
-        return self._program.forward(call_of_inside(inputs, inside, self._edges))
+    def inside(
+        self, inputs: Payload, inside: Inside, seeds: Tensor | None = None
+    ) -> tuple[Payload, Any]:
+        return self._program.forward(call_of_inside(inputs, inside, self._edges, seeds))
 
     def memory(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Any]:
         call = call_of_memory(inputs, self._columns, memory.payload, memory.starts, memory.lengths)
@@ -228,13 +231,38 @@ class RaggedChoice(AbstractRaggedChoice):
         if self._evaluated or not self._ripe(inputs):
             return None
         kind = kind_of(inputs)
-        edges = _edges_of(inside)
-
-        def make() -> RaggedCut:
-            return derive_inside(self._module.function, inputs, edges, pools=self._module.pools)
-
-        key = kind, tuple((name, x.dtype) for name, x in edges.items()), self._module.pools
+        edges, key, make = self._inside(kind, inputs, inside)
         return self._decide(kind, key, make, edges, inputs, inside, None)
+
+    def at_once(self, inputs: Payload, inside: Inside) -> AbstractRaggedProgram | None:
+        if self._evaluated:
+            return None
+        kind = kind_of(inputs)
+        if self._program is None or not self._is_of_now(kind):
+            edges, key, make = self._inside(kind, inputs, inside)
+            known = self._known(kind, key, make)
+            if known.cut is None:
+                raise GraphError(
+                    f"'{self._module.name}': it draws random numbers, and no program is found for "
+                    f"it that keeps what is drawn ({known.refused}); use keep='graph'"
+                )
+            self._tell("derived, for the mask")
+            self._take(self._found(known.cut, len(inputs), edges))
+        return self._program
+
+    def _inside(
+        self, kind: Hashable, inputs: Payload, inside: Inside
+    ) -> tuple[Mapping[str, Tensor], Hashable, Callable[[], RaggedCut]]:
+        """Edge columns of bundles, what programs for them are known by, and what makes these."""
+        edges, module = _edges_of(inside), self._module
+        make = partial(derive_inside, module.function, inputs, edges, pools=module.pools)
+        return edges, (kind, tuple((k, x.dtype) for k, x in edges.items()), module.pools), make
+
+    def _is_of_now(self, kind: Hashable) -> bool:
+        """Whether the program is for rows of this kind, and for the module as it is."""
+        structure = self._structure
+        same = structure is not None and structure.now() == structure.settings
+        return same and kind == self._kind and available(self._dtype)
 
     def memory(self, inputs: Payload, memory: Recalled) -> AbstractRaggedProgram | None:
         if self._settled:
@@ -326,25 +354,17 @@ class RaggedChoice(AbstractRaggedChoice):
         if experience.chosen == "again":
             self._settled = True
             return None
-        structure = self._structure = Structure(function)
-        self._kind = kind
-        whole = None
-        if structure.key is not None:
-            native = available(torch.float32)
-            whole = structure.key, key, torch.get_default_dtype(), native
-        known = RAGGED_REGISTRY.ask(whole, make)
+        known = self._known(kind, key, make)
         if known.cut is None:
             self._settled = True
             self._tell(f"autograd (cannot be cut: {known.refused})")
             return None
-        first = len(inputs) + 2
-        used = {name: first + k in known.cut.used for k, name in enumerate(edges)}
-        found = _FoundRagged(known.cut, structure, kind, used)
+        found = self._found(known.cut, len(inputs), edges)
         if experience.chosen is None:
             if known.ratio is None:
                 operands = Operands(function)
                 tried = DerivedRagged(
-                    RaggedProgram(known.cut, operands), self._module.columns, used
+                    RaggedProgram(known.cut, operands), self._module.columns, found.edges
                 )
                 parameters = [x for x in operands.tensors() if isinstance(x, nn.Parameter)]
                 known.ratio = _ratio(tried, self._module, parameters, inputs, inside, memory)
@@ -362,6 +382,21 @@ class RaggedChoice(AbstractRaggedChoice):
         experience.known[id(function)] = function, found
         self._take(found)
         return self._program
+
+    def _known(self, kind: Hashable, key: Hashable, make: Callable[[], RaggedCut]) -> _KnownRagged:
+        """What became of tracing the module as it is now."""
+        structure = self._structure = Structure(self._module.function)
+        self._kind, whole = kind, None
+        if structure.key is not None:
+            native = available(torch.float32)
+            whole = structure.key, key, torch.get_default_dtype(), native
+        return RAGGED_REGISTRY.ask(whole, make)
+
+    def _found(self, cut: RaggedCut, inputs: int, edges: Mapping[str, Tensor]) -> _FoundRagged:
+        """Programs, for the module as it was when it was asked for them."""
+        assert self._structure is not None
+        used = {name: inputs + 2 + k in cut.used for k, name in enumerate(edges)}
+        return _FoundRagged(cut, self._structure, self._kind, used)
 
     def _tell(self, story: str) -> None:
         if self._experience.story != story:

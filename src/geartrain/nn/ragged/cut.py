@@ -8,6 +8,7 @@ rooms that are written forward and read back             ─► residuals, side 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, final
@@ -22,6 +23,7 @@ from geartrain.nn.emit import emit
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.drafts import needed, together
 from geartrain.nn.ragged.integers import above, are_of_each, counts
+from geartrain.nn.ragged.looked_up import learned_of
 from geartrain.nn.ragged.lower import Lowering
 from geartrain.nn.ragged.over import sums_rows
 from geartrain.nn.ragged.pairs import sum_of_firsts
@@ -35,11 +37,13 @@ from geartrain.nn.ragged.values import (
     Buffer,
     Constant,
     DraftStep,
+    OuterProducts,
     RaggedValue,
 )
 
 aten = torch.ops.aten
-How: TypeAlias = Literal["product", "sum", "rows"]
+How: TypeAlias = Literal["product", "sum", "sum of axes", "rows", "products"]
+"""The last two are by number."""
 
 MOST_WEIGHTS: Final = 1 << 18
 """As of derived kernels of rows."""
@@ -70,7 +74,7 @@ class RaggedTerm:
         tensors: One or two.
         tangents: It is zero where these are.
         padding: Of ``rows``: the index that gets nothing, or -1.
-        index: Of ``rows``: their numbers.
+        index: Of ``rows`` and ``products``: their numbers.
     """
 
     operand: int
@@ -122,6 +126,7 @@ class RaggedCut:
         tangents: The output of each tangent.
         used: Inputs that are read.
         dtype: Of all numbers.
+        draws: Whether chance has a part in it.
     """
 
     forward: RaggedRoutine
@@ -140,6 +145,7 @@ class RaggedCut:
     tangents: tuple[int, ...]
     used: frozenset[int]
     dtype: torch.dtype
+    draws: bool
 
 
 @final
@@ -237,6 +243,7 @@ class Cutter:
             self._of_output,
             self._used([*forward, *back], terms, outputs),
             self._dtype,
+            bool(low.drawn),
         )
 
     def _into_memory(self, i: int, value: RaggedValue) -> DraftStep:
@@ -278,9 +285,11 @@ class Cutter:
         of, target = low.of[d], d.target
         args: Any = d.args
         if not of:
-            known = low.values.get(d)
-            if not isinstance(known, Constant) or known.number:
-                raise Refused("a weight's gradient is of no output")
+            self._check_nothing(d)
+            return
+        if d in low.products:
+            both = [(self._tensor(v, late=True).buffer, (v.width,)) for v in low.products[d]]
+            yield self._product(operand, [Tensors(*each) for each in both], of)
             return
         if target is aten.add.Tensor and len(args) == 2:
             yield from self._terms(operand, args[0], turned=turned)
@@ -288,19 +297,27 @@ class Cutter:
         elif target is aten.t.default:
             yield from self._terms(operand, args[0], turned=not turned)
         elif target is aten.mm.default and args[0].target is aten.t.default:
-            pair = [args[0].args[0], args[1]]
-            tensors = tuple(self._rows(x) for x in (reversed(pair) if turned else pair))
-            if len({(t.buffer.kind, t.buffer.entries // t.tail[0]) for t in tensors}) != 1:
-                raise Refused("a product of rows of two kinds")
-            yield RaggedTerm(operand, "product", tensors, of)
+            pair = [self._rows(args[0].args[0]), self._rows(args[1])]
+            yield self._product(operand, pair[::-1] if turned else pair, of)
         elif not turned and (found := self._added_up(d)) is not None:
-            if low.shapes[low.operands[operand]] != found.tail:
-                raise Refused("a sum of rows for other than a vector")
-            yield RaggedTerm(operand, "sum", (found,), of)
+            shape = low.shapes[low.operands[operand]]
+            if math.prod(shape) != math.prod(found.tail):
+                raise Refused("a sum of rows for other than all entries")
+            yield RaggedTerm(operand, "sum" if len(shape) == 1 else "sum of axes", (found,), of)
         elif not turned and (table := self._table(d)) is not None:
-            yield self._of_table(operand, *table[:2], of, table[2])
+            yield from self._of_table(operand, *table[:2], of, table[2])
         else:
             raise Refused(f"a weight's gradient is of {target}")
+
+    def _check_nothing(self, d: fx.Node) -> None:
+        known = self._low.values.get(d)
+        if not isinstance(known, Constant) or known.number:
+            raise Refused("a weight's gradient is of no output")
+
+    def _product(self, operand: int, both: Sequence[Tensors], of: frozenset[int]) -> RaggedTerm:
+        if len({(t.buffer.kind, t.buffer.entries // t.tail[0]) for t in both}) != 1:
+            raise Refused("a product of rows of two kinds")
+        return RaggedTerm(operand, "product", tuple(both), of)
 
     def _added_up(self, d: fx.Node) -> Tensors | None:
         """The rows of whose sum a node is, as a matrix."""
@@ -338,13 +355,24 @@ class Cutter:
 
     def _of_table(
         self, operand: int, rows: fx.Node, index: fx.Node, of: frozenset[int], padding: int
-    ) -> RaggedTerm:
+    ) -> Iterator[RaggedTerm]:
         found = self._low.ints_of(index)
         if found is None:
-            raise Refused("rows of a table by numbers that are computed")
+            if padding >= 0:
+                raise Refused("rows of a table by numbers that are computed")
+            shape = self._low.shapes[self._low.operands[operand]]
+            rows_of = self._tensor(learned_of(self._low, rows, index, shape), late=True)
+            yield RaggedTerm(operand, "sum" if len(shape) == 1 else "sum of axes", (rows_of,), of)
+            return
         self._low.ints(found[0])
-        tensors = (self._rows(rows, flat=True),)
-        return RaggedTerm(operand, "rows", tensors, of, padding, found[0])
+        outer = self._low.matrices.get(rows)
+        if not isinstance(outer, OuterProducts) or padding >= 0:
+            yield RaggedTerm(operand, "rows", (self._rows(rows, flat=True),), of, padding, found[0])
+            return
+        for pair in outer.pairs:
+            both = [self._rows(y, flat=True) for y in pair]
+            tensors = tuple(reversed(both) if outer.turned else both)
+            yield RaggedTerm(operand, "products", tensors, of, index=found[0])
 
     def _rows(self, x: fx.Node, *, flat: bool = False) -> Tensors:
         """A node as a matrix."""

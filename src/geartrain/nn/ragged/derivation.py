@@ -8,6 +8,7 @@ module ─► copy that shares its tensors ─► trace at two sizes ─► step
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, final
 
@@ -24,13 +25,14 @@ from geartrain.nn.joint import trace
 from geartrain.nn.operands import Operands
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
+from geartrain.nn.ragged.chance import Settled
 from geartrain.nn.ragged.cut import Cutter, RaggedCut
 from geartrain.nn.ragged.lengths import segment_of
 from geartrain.nn.ragged.lower import Lowering
 from geartrain.nn.ragged.program import RaggedCall, RaggedProgram
 from geartrain.nn.ragged.unpacked import Unpacked
 from geartrain.nn.ragged.values import TraceCounts
-from geartrain.nn.record import LooksAtValues
+from geartrain.nn.record import LooksAtValues, Trace
 from geartrain.nn.structure import Structure
 from geartrain.nodes.call import arguments, as_payload
 from geartrain.nodes.gradient import GradientSum
@@ -239,11 +241,13 @@ class _RaggedDerivation:
         """
         with torch.random.fork_rng([]):
             try:
-                cut = self._cut(rows)
+                lower = self._traced_at_two_sizes(rows)
+                cut = lower(settled=False)
+                tried = lower(settled=True) if cut.draws else cut
                 for trial in trials:
                     call, given = trial()
                     if trial is trials[0] or self._takes(given):
-                        self._try(RaggedProgram(cut, self._operands), call, given)
+                        self._try(RaggedProgram(tried, self._operands), call, given)
             except GraphError:
                 raise
             except Refused as error:
@@ -253,7 +257,8 @@ class _RaggedDerivation:
                 raise GraphError(f"{type(error).__name__}: {reason}") from error
         return cut
 
-    def _cut(self, rows: int) -> RaggedCut:
+    def _traced_at_two_sizes(self, rows: int) -> Callable[..., RaggedCut]:
+        """What cuts its traces, of which ``settled`` says whether all that is drawn is the same."""
         tensors = self._operands.tensors()
         learned = [learns(x) for x in tensors]
         operands = [x.detach().clone() for x in tensors]
@@ -282,22 +287,33 @@ class _RaggedDerivation:
             raise GraphError("its forward changes attributes of the module")
         if small.alien or large.alien:
             raise GraphError("it reads tensors that are neither arguments nor its own")
-        roles, inputs = self._roles, self._samples[0]
-        low = Lowering((small, large), self._counts, len(operands), roles, self._segment, floats[0])
+        sizes = self._counts.sizes[rows]
+        if [y.shape[0] for ys in outputs for y in ys] != [n for n in sizes for _ in outputs[0]]:
+            raise GraphError("an output has not one row for each")
+        return partial(self._cut, (small, large), tangents, len(outputs[0]), learned, floats[0])
+
+    def _cut(
+        self,
+        traces: tuple[Trace, Trace],
+        tangents: tuple[int, ...],
+        outputs: int,
+        learned: Sequence[bool],
+        dtype: torch.dtype,
+        *,
+        settled: bool,
+    ) -> RaggedCut:
+        roles, inputs, counts = self._roles, self._samples[0], self._counts
+        low = Lowering(traces, counts, len(learned), roles, self._segment, dtype, settled=settled)
         cutter = Cutter(
             low,
-            len(outputs[0]),
+            outputs,
             tangents,
             [k for k, yes in enumerate(learned) if yes],
             [k for k, x in enumerate(inputs) if x.is_floating_point()],
             [k for k, role in enumerate(roles) if role == "held"],
-            floats[0],
+            dtype,
         )
-        cut = cutter.cut()
-        sizes = self._counts.sizes[rows]
-        if [y.shape[0] for ys in outputs for y in ys] != [n for n in sizes for _ in outputs[0]]:
-            raise GraphError("an output has not one row for each")
-        return cut
+        return cutter.cut()
 
     def _traced(self, operands: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The module, where what is padded has nothing behind the ends."""
@@ -342,7 +358,7 @@ class _RaggedDerivation:
         leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
         sources = {i: x.detach().clone().requires_grad_() for i, x in floats.items()}
         operands = [x.detach().clone().requires_grad_(learns(x)) for x in tensors]
-        with torch.enable_grad():
+        with torch.enable_grad(), Settled() if program.cut.draws else nullcontext():
             given = list(leaves)
             for i, x in sources.items():
                 given[i] = _padded(x, leaves[i], call)

@@ -181,5 +181,6 @@ _GROWN: Final[Mapping[Any, _Bound]] = {
     **dict.fromkeys(_ADDED, lambda low, x, read: sum(read)),
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), lambda low, x, read: math.prod(read)),
     aten.sum.dim_IntList: _added_up,
+    aten.index_add.default: lambda low, x, read: read[0] + MOST_ROWS * read[3],
 }
 """How large what an operator makes may be, of how large that is which it reads."""

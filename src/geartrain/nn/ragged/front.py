@@ -9,14 +9,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import fx
 
 from geartrain.native.fused import Op
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.base import AbstractLowering
 from geartrain.nn.ragged.values import NO_ROWS, Axes, InFront, RaggedValue
+
+aten = torch.ops.aten
+
+TURNS: Final = frozenset({aten.transpose.int, aten.permute.default})
+
+
+def order_of(x: fx.Node, rank: int) -> list[int]:
+    """The axis of the source that each axis is."""
+    args: Any = x.args
+    if x.target is aten.permute.default:
+        return [k % rank for k in args[1]]
+    order = list(range(rank))
+    a, b = args[1] % rank, args[2] % rank
+    order[a], order[b] = order[b], order[a]
+    return order
 
 
 def put_in_front(low: AbstractLowering, x: fx.Node, order: Sequence[int]) -> InFront:

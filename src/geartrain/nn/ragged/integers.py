@@ -20,12 +20,25 @@ aten = torch.ops.aten
 
 COUNTS: Final = frozenset({aten.arange.default, aten.arange.start, aten.arange.start_step})
 
+_FEW: Final = 1024
+"""Up to which it is known that numbers from there on are exact."""
+
 
 def counts_rows(x: fx.Node, shape: Sequence[int]) -> bool:
     """Whether it is 0, 1, ..., one for each row."""
     args: Any = x.args
     begin, end = (0, args[0]) if x.target is aten.arange.default else args[:2]
     return (begin, end) == (0, shape[0]) and (*args, 1)[2:3] in ((), (1,))
+
+
+def begins_with(x: fx.Node, twin: fx.Node, shape: Sequence[int]) -> int:
+    """The number from which on it counts rows, if it is the same however many there are; or 0."""
+    args: Any = x.args
+    if x.target is not aten.arange.start or args[0] != twin.args[0]:
+        return 0
+    begin, end = args[:2]
+    whole = isinstance(begin, int) and isinstance(end, int) and end - begin == shape[0]
+    return begin if whole and 0 < begin <= _FEW else 0
 
 
 def counts(low: AbstractLowering, x: fx.Node) -> Callable[[Tensor], Tensor]:

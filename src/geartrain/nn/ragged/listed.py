@@ -80,7 +80,7 @@ def inputs_of(cut: RaggedCut, edges: Sized) -> RaggedInputs:
 def _fits(cut: RaggedCut, plans: Sequence[RaggedPlan], inputs: RaggedInputs) -> bool:
     if not all(plan.routine.steps.apart for plan in plans):
         return False
-    if any(isinstance(y, int) and y not in inputs.rows for y in cut.outputs):
+    if cut.draws or any(isinstance(y, int) and y not in inputs.rows for y in cut.outputs):
         return False
     answer = _answer(cut, inputs)
     if answer is None or (answer == MEMBERS and not inputs.inside):

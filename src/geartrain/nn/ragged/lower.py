@@ -17,12 +17,16 @@ from typing import Any, Final, final
 import torch
 from torch import fx
 
+from geartrain.native.fused import Op
 from geartrain.nn.places import Refused
+from geartrain.nn.ragged.along import ALONG, goes_beyond, is_of_first
 from geartrain.nn.ragged.apart import APART, arithmetic
 from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, Known, numbers_of
+from geartrain.nn.ragged.chance import CHANCE
+from geartrain.nn.ragged.chosen import is_of_chosen
 from geartrain.nn.ragged.exact import check_exact, is_compared_exactly
 from geartrain.nn.ragged.front import added_in_front
-from geartrain.nn.ragged.integers import COUNTS, counts_rows
+from geartrain.nn.ragged.integers import COUNTS, begins_with, counts_rows
 from geartrain.nn.ragged.matrices import MATRICES
 from geartrain.nn.ragged.numbered import NUMBERED_ROWS
 from geartrain.nn.ragged.others import OTHERS, among_all
@@ -61,11 +65,13 @@ _FULL: Final = frozenset(
 _WAYS: Final[Mapping[Any, Convert]] = {
     **VIEWS,
     **APART,
+    **CHANCE,
     **MATRICES,
     **OVER,
     **NUMBERED_ROWS,
     **PAIRED_ROWS,
     **OTHERS,
+    **ALONG,
 }
 
 
@@ -109,6 +115,8 @@ class Lowering(AbstractLowering):
             self._count(x)
         elif (named := among_all(self, x)) is not None:
             self.values[x] = named
+        elif goes_beyond(self, x) or is_of_first(self, x) or is_of_chosen(self, x):
+            pass
         elif target in _WAYS:
             _WAYS[target](self, x)
         elif target is aten.add.Tensor and added_in_front(self, x):
@@ -122,6 +130,11 @@ class Lowering(AbstractLowering):
     def _count_up(self, x: fx.Node) -> None:
         """0, 1, ...: the numbers of rows, or of members in their bundle."""
         like = self.like(x)
+        if like.alone and (begin := begins_with(x, self.twin[x], self.shapes[x])):
+            place, one = self.place(late=False), self.room(like, late=False)
+            self.plain(Op.ADD_NUMBER, one, place, number=float(begin), late=False)
+            self.values[x] = one
+            return
         if not counts_rows(x, self.shapes[x]) or (like.times, like.width) != (1, 1):
             raise Refused("numbers that do not count rows")
         if like.alone:

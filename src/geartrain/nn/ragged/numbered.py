@@ -15,6 +15,7 @@ from geartrain.native.ragged import Way
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.base import AbstractLowering, Convert
 from geartrain.nn.ragged.integers import end_of_bundles
+from geartrain.nn.ragged.looked_up import look_up
 from geartrain.nn.ragged.others import add_to_others, others
 from geartrain.nn.ragged.values import (
     BUNDLES,
@@ -25,6 +26,7 @@ from geartrain.nn.ragged.values import (
     PAIRS,
     Axes,
     Buffer,
+    ChosenMatrices,
     Constant,
     HeldValue,
     NamedMembers,
@@ -32,6 +34,9 @@ from geartrain.nn.ragged.values import (
 )
 
 aten = torch.ops.aten
+
+UNITS: Final = frozenset({aten.eye.default, aten.eye.m})
+"""Squares, of which a number takes what is one there, and else nothing."""
 
 
 def _embed(low: AbstractLowering, x: fx.Node) -> None:
@@ -41,7 +46,20 @@ def _embed(low: AbstractLowering, x: fx.Node) -> None:
         return
     if len(index) != 1:
         raise Refused("entries are taken by several numbers")
-    _take(low, x, args[0], index[0])
+    if args[0].target in UNITS and not low.varies(args[0]):
+        _one_of(low, x, args[0], index[0])
+    else:
+        _take(low, x, args[0], index[0])
+
+
+def _one_of(low: AbstractLowering, x: fx.Node, unit: fx.Node, index: fx.Node) -> None:
+    """One where an integer says, of as many entries as a square has rows; else nothing."""
+    late, like = low.late(x), low.like(x)
+    which, (rows, many) = low.whole(index, late=late), low.shapes[unit]
+    if like.kind == NO_ROWS or rows != many or which.width != 1 or like.width != many:
+        raise Refused("one of what is no square, or by several numbers")
+    out = low.values[x] = low.room(like, late=late)
+    low.plain(Op.ONE_HOT, out, replace(which, tail=()), late=late, inner=many)
 
 
 def _is_padded(
@@ -88,6 +106,9 @@ def _take(low: AbstractLowering, x: fx.Node, source: fx.Node, index: Any) -> Non
     if isinstance(named, NamedMembers):
         low.values[x] = others(low, value, named, like, late=late)
         return
+    if found is None and value.kind == NO_ROWS and like.kind != NO_ROWS:
+        low.values[x] = look_up(low, value, index, like, late=late)
+        return
     if found is None or like.kind == NO_ROWS:
         raise Refused("rows are taken by numbers that are computed")
     base, rows = found
@@ -95,6 +116,7 @@ def _take(low: AbstractLowering, x: fx.Node, source: fx.Node, index: Any) -> Non
         raise Refused("rows are taken by numbers of several axes")
     if value.kind == NO_ROWS:
         low.values[x] = _of_table(low, value, base, rows, like, late=late)
+        low.matrices[x] = ChosenMatrices(value, base)
     elif base is low.segment and (value.kind, value.times) == (BUNDLES, 1):
         low.values[x] = replace(low.spread(value, late=late), tail=like.tail)
     elif (end := _end(low, base, like, value)) is not None:
@@ -130,10 +152,10 @@ def _of_table(
     *,
     late: bool,
 ) -> RaggedValue:
-    if len(table.tail) != 2 or table.buffer.role != "operand":
+    if not table.tail or table.buffer.role != "operand":
         raise Refused("a table that is no weight")
     numbers = RaggedValue(low.ints(base), 0, 1, rows.kind, rows.times, ())
-    if like.width != table.tail[1]:
+    if like.width != math.prod(table.tail[1:]):
         raise Refused("a table by numbers of several axes")
     out = low.room(like, late=late)
     low.plain(Op.EMBED, out, numbers, table, many=table.tail[0], late=late)

@@ -57,7 +57,8 @@ def _over_bundles(low: AbstractLowering, x: fx.Node, dims: list[int]) -> bool:
     if like.lead < PADDED or not to.alone or like.merged or like.kind != to.kind:
         return False
     bundles = 1 if like.at < 0 else 0
-    return bundles in like.rows[:-1] and dims == [bundles] and to.width == like.width
+    left = math.prod(_without(like, [d for d in dims if d != bundles]))
+    return bundles in like.rows[:-1] and bundles in dims and to.width == left
 
 
 def _sum(low: AbstractLowering, x: fx.Node) -> None:
@@ -69,10 +70,13 @@ def _sum(low: AbstractLowering, x: fx.Node) -> None:
         raise Refused("a sum of another dtype")
     like, late, rank = low.like(args[0]), low.late(x), len(low.shapes[args[0]])
     dims, mean = sorted(d % rank for d in args[1]), x.target is aten.mean.dim
-    if late and not mean and _over_bundles(low, x, dims):
-        low.values[x] = replace(low.whole(args[0], late=late), tail=low.like(x).tail)
-        return
     value = low.whole(args[0], late=late)
+    if late and not mean and _over_bundles(low, x, dims):
+        dims = [d for d in dims if like.tail_axis(d) >= 0]
+        if dims:
+            value = _reduced(low, value, like, dims, low.like(x), mean=False, late=late)
+        low.values[x] = replace(value, tail=low.like(x).tail)
+        return
     own = [d for d in dims if like.second >= 0 and d in like.pair]
     if own and not mean:
         dims = [d for d in dims if d not in own]

@@ -226,7 +226,10 @@ def _triangle(low: AbstractLowering, x: fx.Node) -> None:
 
 
 def _themselves(low: AbstractLowering, x: fx.Node) -> None:
-    """One where both members of a pair are the same."""
+    """One where both members of a pair are the same; else rows that numbers take."""
+    if not low.varies(x):
+        low.values[x] = None
+        return
     low.values[x] = _of_places(low, x, torch.eye(low.shapes[x][0]))
 
 

@@ -20,8 +20,10 @@ from geartrain.native.steady import firing
 from geartrain.nn.operands import Operands
 from geartrain.nn.ragged.cut import RaggedCut, RaggedTerm, Tensors
 from geartrain.nn.ragged.routine import RaggedRoutine
-from geartrain.nn.ragged.values import HELD, Buffer
+from geartrain.nn.ragged.values import HELD, MEMBERS, Buffer
+from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.products import matrix
 
 MOST_LATER: Final = 128
 """Of so many rows products are made at once, and not with those of other calls."""
@@ -40,6 +42,7 @@ class RaggedCall:
         held: By input, the memory's tensors.
         counted: Kind of the rows that updates are told for, and the owner of each row of another
             kind among them, by kind.
+        seeds: int64, of each member, from which follows what is drawn; None: they are drawn.
     """
 
     sizes: tuple[int, int, int, int, int]
@@ -48,6 +51,14 @@ class RaggedCall:
     cells: IntArray | None
     held: dict[int, Tensor]
     counted: tuple[int, Callable[[int], IntArray]]
+    seeds: Tensor | None = None
+
+    def numbers_at(self, role: str) -> int:
+        """Where the ends of bundles, cells of a memory or seeds lie; 0: there are none."""
+        if role == "seeds":
+            return 0 if self.seeds is None else _address(self.seeds, self.sizes[MEMBERS], [])
+        found = self.ends if role == "ends" else self.cells
+        return 0 if found is None else found.ctypes.data
 
 
 @final
@@ -118,8 +129,7 @@ class RaggedPlan:
         self.ints: list[tuple[int, int, int, int]] = []
         self.floats: list[tuple[int, int]] = []
         self.held: list[tuple[int, int, bool]] = []
-        self.ends: int = -1
-        self.cells: int = -1
+        self.numbers: list[tuple[int, str]] = []
         self.operands: list[tuple[int, int, bool | None]] = []
         for buffer, slot in routine.slots.items():
             role, number = buffer.role, buffer.number
@@ -138,10 +148,8 @@ class RaggedPlan:
                 self.floats.append((slot, ints[buffer.node]))
             elif role in ("held", "sums"):
                 self.held.append((slot, number, role == "sums"))
-            elif role == "ends":
-                self.ends = slot
             else:
-                self.cells = slot
+                self.numbers.append((slot, role))
 
 
 @final
@@ -161,8 +169,8 @@ class RaggedProgram:
         self._always: dict[RaggedPlan, tuple[list[int], list[Tensor]]] = {}
         self._places = ints = {each.node: k for k, each in enumerate(cut.ints)}
         self._residuals = residuals = {b: k for k, b in enumerate(cut.residuals)}
-        self._later = [t for t in cut.terms if t.how != "rows"]
-        self._at_once = [t for t in cut.terms if t.how == "rows"]
+        self._later = [t for t in cut.terms if t.how in ("product", "sum")]
+        self._at_once = [t for t in cut.terms if t.how not in ("product", "sum")]
         of_later = [x for t in self._later for x in t.tensors]
         self._in_c = all(len(x.tail) == 1 and x.buffer.kind != HELD for x in of_later)
         of_terms = [t.buffer for term in cut.terms for t in term.tensors]
@@ -184,6 +192,8 @@ class RaggedProgram:
             IndexError: A row is asked for that is not there.
         """
         cut, sizes = self._cut, call.sizes
+        if cut.draws and call.seeds is None:
+            call = replace(call, seeds=row_seeds(sizes[MEMBERS]))
         ints = cut.count(*call.inputs) if cut.ints else ()
         places, total = [], 0
         for kind, entries in self._widths:
@@ -326,9 +336,8 @@ class RaggedProgram:
         for slot, k, adds in plan.held:
             x = call.held[k] if not adds or sums is None else sums[k]
             addresses[slot] = _address(x, x.numel(), copies)
-        for slot, numbers in ((plan.ends, call.ends), (plan.cells, call.cells)):
-            if slot >= 0 and numbers is not None:
-                addresses[slot] = numbers.ctypes.data
+        for slot, role in plan.numbers:
+            addresses[slot] = call.numbers_at(role)
         plan.routine.steps.run(sizes, addresses, learnt)
 
     def operand_addresses(self, plan: RaggedPlan) -> list[int]:
@@ -343,7 +352,7 @@ class RaggedProgram:
                 x = operands[k].contiguous()
                 if x.dtype is not self._cut.dtype:
                     raise ProtocolError(f"a weight is {x.dtype}, and was {self._cut.dtype}")
-                held.append(x if turned is None else packed(x, turned=turned))
+                held.append(x if turned is None else packed(matrix(x), turned=turned))
                 found[slot] = held[-1].data_ptr()
             known = self._always[plan] = found, held
         return known[0]
@@ -469,14 +478,34 @@ class RaggedProgram:
             into.add_product(parameter, tensors[0], tensors[1])
         elif term.how == "sum":
             into.add_sum(parameter, tensors[0])
+        elif term.how == "sum of axes":
+            into.add_sum_of_axes(parameter, tensors[0])
         else:
-            rows, ids = tensors[0], found.ints[self._places[cast(Any, term.index)]]
-            if term.padding >= 0:
-                rows = rows.masked_fill((ids == term.padding)[:, None], 0.0)
-            if self._operands.sparse[term.operand]:
-                into.add_rows(parameter, ids, rows)
-            else:
-                into.add_at(parameter, ids, rows)
+            ids = found.ints[self._places[cast(Any, term.index)]]
+            self._add_by_number(term, parameter, tensors, ids, into)
+
+    def _add_by_number(
+        self,
+        term: RaggedTerm,
+        parameter: nn.Parameter,
+        tensors: Sequence[Tensor],
+        ids: Tensor,
+        into: GradientSum,
+    ) -> None:
+        """Rows of a table, or products of rows, by the number of its row."""
+        sparse, rows = self._operands.sparse[term.operand], tensors[0]
+        if term.how == "products" and not sparse:
+            into.add_products_at(parameter, ids, *tensors)
+            return
+        if term.how == "products":
+            rows = rows[:, :, None] * tensors[1][:, None]
+        if term.padding >= 0:
+            rows = rows.masked_fill((ids == term.padding)[:, None], 0.0)
+        rows = rows.reshape(-1, *parameter.shape[1:])
+        if sparse:
+            into.add_rows(parameter, ids, rows)
+        else:
+            into.add_at(parameter, ids, rows)
 
 
 def _address(x: Tensor, n: int, copies: list[Tensor]) -> int:

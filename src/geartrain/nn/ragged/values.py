@@ -45,6 +45,7 @@ Role: TypeAlias = Literal[
     "ends",
     "cells",
     "pairs",
+    "seeds",
 ]
 
 
@@ -316,6 +317,30 @@ class InFront:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Beyond:
+    """What has an axis of some entries more than members, or fewer: zeros but for some parts.
+
+    Args:
+        parts: What members have, and at which place the first of each bundle is; all is added up.
+    """
+
+    parts: tuple[tuple[RaggedValue, int], ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Backwards:
+    """What members have, the last of each bundle first.
+
+    Args:
+        value: The same, the first one first.
+    """
+
+    value: RaggedValue
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class NamedMembers:
     """Integers that name members of the bundle of each member.
 
@@ -326,6 +351,36 @@ class NamedMembers:
 
     value: RaggedValue
     whole: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ChosenMatrices:
+    """A matrix of a table for each row, which is not made.
+
+    Args:
+        table: It.
+        numbers: Of the row of the table, for each row.
+        turned: Whether the axes of the matrix are the other way round.
+    """
+
+    table: RaggedValue
+    numbers: fx.Node
+    turned: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OuterProducts:
+    """Sums of products of all entries of two vectors for each row, which are not made.
+
+    Args:
+        pairs: The vectors.
+        turned: Whether the axes of the matrix are the other way round.
+    """
+
+    pairs: tuple[tuple[fx.Node, fx.Node], ...]
+    turned: bool = False
 
 
 @final

@@ -15,7 +15,9 @@ from geartrain.native.fused import Op
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, same_numbers
 from geartrain.nn.ragged.front import (
+    TURNS,
     beside_in_front,
+    order_of,
     put_behind,
     put_in_front,
     selected_back,
@@ -316,7 +318,7 @@ def _turn(low: AbstractLowering, x: fx.Node) -> None:
     if isinstance(known, Constant | MostOf) or known is None:
         low.values[x] = known
         return
-    order = _order(x, len(shape))
+    order = order_of(x, len(shape))
     if isinstance(known, InFront):
         put_behind(low, x, known, order)
         return
@@ -335,21 +337,10 @@ def _turn(low: AbstractLowering, x: fx.Node) -> None:
     if isinstance(known, HeldValue):
         low.values[x] = replace(known, tail=like.tail)
         return
-    value, order = low.value(source, late=low.late(x)), _order(x, len(shape))
+    value, order = low.value(source, late=low.late(x)), order_of(x, len(shape))
     if mine.second >= 0 and order.index(mine.pair[0]) > order.index(mine.pair[1]):
         value = turned(low, value, late=low.late(x))
     low.values[x] = replace(value, tail=like.tail)
-
-
-def _order(x: fx.Node, rank: int) -> list[int]:
-    """The axis of the source that each axis is."""
-    args: Any = x.args
-    if x.target is aten.permute.default:
-        return [k % rank for k in args[1]]
-    order = list(range(rank))
-    a, b = args[1] % rank, args[2] % rank
-    order[a], order[b] = order[b], order[a]
-    return order
 
 
 VIEWS: Final[Mapping[Any, Convert]] = {
@@ -363,8 +354,7 @@ VIEWS: Final[Mapping[Any, Convert]] = {
     operator.getitem: _item,
     aten.cat.default: _cat,
     aten.stack.default: _stack,
-    aten.transpose.int: _turn,
-    aten.permute.default: _turn,
+    **dict.fromkeys(TURNS, _turn),
     aten.slice_backward.default: _put_back,
     aten.select_backward.default: _put_back,
 }
