@@ -298,6 +298,39 @@ def test_weights_that_shall_not_learn_may_be_anywhere() -> None:
     assert_close(other.weight, before, rtol=0, atol=0)
 
 
+class Energy(nn.Module):
+    """A step down an energy, by a leaf that each call makes for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            (down,) = torch.autograd.grad(self.map(at).tanh().sum(), at, create_graph=True)
+        return self.map(x) - down
+
+
+@pytest.mark.parametrize("keep", ["auto", "inputs", "activations", "graph"])
+def test_a_leaf_that_a_call_makes_for_itself_is_no_strangers(keep: Any) -> None:
+    module, expected, rows = fresh(Energy), fresh(Energy), data()
+    graph = gt.Graph(value=("label",))
+    graph.input("x").through(module, keep=keep).loss(gt.cross_entropy, "label")
+    once(graph, rows)
+    stepped(expected, expected, rows)
+    same(module, expected)
+
+
+@pytest.mark.parametrize("keep", ["auto", "graph"])
+def test_weights_that_a_call_makes_for_itself_would_never_learn(keep: Any) -> None:
+    graph = gt.Graph(value=("label",))
+    x = graph.input("x").through(lambda x: nn.Linear(3, 3).double()(x), keep=keep, name="node")
+    x.through(fresh()).loss(gt.cross_entropy, "label")
+    with pytest.raises(gt.GraphError, match=r"'node': .* not its own.*a tensor \(3, 3\)"):
+        once(graph, data())
+
+
 class Picky(nn.Module):
     """Takes rows of real data alone."""
 
