@@ -331,6 +331,31 @@ def test_weights_that_a_call_makes_for_itself_would_never_learn(keep: Any) -> No
         once(graph, data())
 
 
+def test_a_module_that_has_no_place_for_a_column_is_refused_before_anything_moves() -> None:
+    graph = gt.Graph(value=("label",))
+    y = graph.input("x").through(fresh(lambda: nn.Linear(3, 3)), read="label", name="node")
+    y.loss(gt.cross_entropy, "label")
+    with pytest.raises(gt.GraphError, match=r"'node': Linear, reads label .*3 were given"):
+        once(graph, data())
+
+
+def test_a_predicate_that_takes_the_payload_for_a_tensor_is_told_so() -> None:
+    graph = gt.Graph(value=("label",))
+    yes, no = graph.input("x").where(lambda m: m.payload[:, 0] > 0)
+    yes.through(fresh()).loss(gt.cross_entropy, "label")
+    no.stop()
+    with pytest.raises(gt.WorkerError, match=r"a tuple of tensors, .*: m\.payload\[0\]$"):
+        once(graph, data())
+
+
+def test_an_instance_without_a_vertex_is_called_so() -> None:
+    graph = gt.Graph(vertex=("label",))
+    graph.input("x").through(fresh()).loss(gt.cross_entropy, "label")
+    bare = gt.Instance({"x": (torch.zeros(1, 3).double(), [0])}, {"label": []})
+    with pytest.raises(gt.DataError, match=r"at vertex 0, but the instance has no vertex: "):
+        once(graph, [bare])
+
+
 class Picky(nn.Module):
     """Takes rows of real data alone."""
 
