@@ -298,6 +298,64 @@ def test_weights_that_shall_not_learn_may_be_anywhere() -> None:
     assert_close(other.weight, before, rtol=0, atol=0)
 
 
+class Energy(nn.Module):
+    """A step down an energy, by a leaf that each call makes for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            (down,) = torch.autograd.grad(self.map(at).tanh().sum(), at, create_graph=True)
+        return self.map(x) - down
+
+
+@pytest.mark.parametrize("keep", ["auto", "inputs", "activations", "graph"])
+def test_a_leaf_that_a_call_makes_for_itself_is_no_strangers(keep: Any) -> None:
+    module, expected, rows = fresh(Energy), fresh(Energy), data()
+    graph = gt.Graph(value=("label",))
+    graph.input("x").through(module, keep=keep).loss(gt.cross_entropy, "label")
+    once(graph, rows)
+    stepped(expected, expected, rows)
+    same(module, expected)
+
+
+@pytest.mark.parametrize("keep", ["auto", "graph"])
+def test_weights_that_a_call_makes_for_itself_would_never_learn(keep: Any) -> None:
+    graph = gt.Graph(value=("label",))
+    x = graph.input("x").through(lambda x: nn.Linear(3, 3).double()(x), keep=keep, name="node")
+    x.through(fresh()).loss(gt.cross_entropy, "label")
+    with pytest.raises(gt.GraphError, match=r"'node': .* not its own.*a tensor \(3, 3\)"):
+        once(graph, data())
+
+
+def test_a_module_that_has_no_place_for_a_column_is_refused_before_anything_moves() -> None:
+    graph = gt.Graph(value=("label",))
+    y = graph.input("x").through(fresh(lambda: nn.Linear(3, 3)), read="label", name="node")
+    y.loss(gt.cross_entropy, "label")
+    with pytest.raises(gt.GraphError, match=r"'node': Linear, reads label .*3 were given"):
+        once(graph, data())
+
+
+def test_a_predicate_that_takes_the_payload_for_a_tensor_is_told_so() -> None:
+    graph = gt.Graph(value=("label",))
+    yes, no = graph.input("x").where(lambda m: m.payload[:, 0] > 0)
+    yes.through(fresh()).loss(gt.cross_entropy, "label")
+    no.stop()
+    with pytest.raises(gt.WorkerError, match=r"a tuple of tensors, .*: m\.payload\[0\]$"):
+        once(graph, data())
+
+
+def test_an_instance_without_a_vertex_is_called_so() -> None:
+    graph = gt.Graph(vertex=("label",))
+    graph.input("x").through(fresh()).loss(gt.cross_entropy, "label")
+    bare = gt.Instance({"x": (torch.zeros(1, 3).double(), [0])}, {"label": []})
+    with pytest.raises(gt.DataError, match=r"at vertex 0, but the instance has no vertex: "):
+        once(graph, [bare])
+
+
 class Picky(nn.Module):
     """Takes rows of real data alone."""
 

@@ -39,7 +39,7 @@ def check_ends(
             whose = owner(edge_sizes, int(bad[0]))
             raise DataError(
                 f"{called(instances[whose])}: an edge has {name} {int(column[bad[0]])}, but the "
-                f"instance has vertices 0..{int(sizes[whose]) - 1}"
+                f"instance has {_vertices(int(sizes[whose]))}"
             )
 
 
@@ -52,8 +52,12 @@ def check_places(
         whose = owner(rows.lengths, int(bad[0]))
         raise DataError(
             f"{called(instances[whose])}: input '{name}' has a row at vertex "
-            f"{int(rows.at[bad[0]])}, but the instance has vertices 0..{int(sizes[whose]) - 1}"
+            f"{int(rows.at[bad[0]])}, but the instance has {_vertices(int(sizes[whose]))}"
         )
+
+
+def _vertices(n: int) -> str:
+    return f"vertices 0..{n - 1}" if n else "no vertex: its vertex columns are empty"
 
 
 def add_sources(

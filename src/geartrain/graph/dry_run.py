@@ -37,7 +37,7 @@ from geartrain.graph.sample_rows import MESSAGES, MOST_ROWS, Sample
 from geartrain.nodes.call import Call
 from geartrain.nodes.chance import Watched, generators_kept
 from geartrain.nodes.inside import Inside, look_inside
-from geartrain.nodes.leaves import described, foreign_story, leaves_of, names_of
+from geartrain.nodes.leaves import described, foreign_story, leaves_of, names_of, that_stay
 from geartrain.nodes.node import Place
 from geartrain.nodes.stand_in import StandIn, plain
 
@@ -157,7 +157,7 @@ class DryRun:
             outputs = stand_in.play(inputs, inside)
         except Exception:  # noqa: BLE001 - it wants other rows, or is broken: a real run will tell
             return False
-        self._refuse_foreign(function, outputs)
+        self._refuse_foreign(function, outputs, lambda: stand_in.play(*sample.arguments(first)))
         others = sample.arguments(first)[0]
         self._watch(stand_in, (others, inside), sample.arguments(first))
         if not self.mixes and not self._judges:
@@ -174,14 +174,16 @@ class DryRun:
         """Whether the function may want each bundle by itself."""
         return self.mixes and sample.inside is not None
 
-    def _refuse_foreign(self, function: Callable[..., Any], outputs: Payload) -> None:
+    def _refuse_foreign(
+        self, function: Callable[..., Any], outputs: Payload, again: Callable[[], Payload]
+    ) -> None:
         own: Iterable[Tensor] = ()
         if isinstance(function, nn.Module) and not self._judges:
             own = function.parameters()
         known = {id(p) for p in own}
         found = leaves_of(outputs)
         self.clings = any(id(x) in known for x in found)
-        foreign = [x for x in found if id(x) not in known]
+        foreign = that_stay([x for x in found if id(x) not in known], again)
         if foreign:
             names = names_of(foreign, function) | {
                 id(x): self.weights[id(x)] for x in foreign if id(x) in self.weights

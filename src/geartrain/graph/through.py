@@ -485,7 +485,8 @@ class Through(AbstractOperator):
         except NotImplementedError:
             return None
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            if "meta" in str(error) or self.call.read or self.call.inside:
+            counted = isinstance(error, TypeError) and "positional argument" in str(error)
+            if "meta" in str(error) or ((self.call.read or self.call.inside) and not counted):
                 return None  # needs values: only a real run can tell
             refuse_dtype(
                 self.name,

@@ -35,6 +35,20 @@ def leaves_of(outputs: Sequence[Tensor]) -> list[Tensor]:
     return list(found.values())
 
 
+def that_stay(leaves: Sequence[Tensor], again: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
+    """Without those that a call makes for itself, as ``x.detach().requires_grad_()`` does.
+
+    Args:
+        leaves: Of what a call has made.
+        again: Calls once more; what is in its graph again was there before. Weights stay in any
+            case: those that a call makes would never learn.
+    """
+    if all(isinstance(x, nn.Parameter) for x in leaves):
+        return list(leaves)
+    there = {id(x) for x in leaves_of(again())}
+    return [x for x in leaves if isinstance(x, nn.Parameter) or id(x) in there]
+
+
 def names_of(wanted: Sequence[Tensor], function: Callable[..., Any]) -> dict[int, str]:
     """Tensors' names by their ``id``, as far as they are found: ``model.head.weight``."""
     ids = {id(x) for x in wanted}
@@ -102,7 +116,10 @@ def described(leaves: Sequence[Tensor], names: Mapping[int, str]) -> str:
 
 
 def foreign(
-    outputs: Sequence[Tensor], own: Sequence[Tensor], function: Callable[..., Any]
+    outputs: Sequence[Tensor],
+    own: Sequence[Tensor],
+    function: Callable[..., Any],
+    again: Callable[[], Sequence[Tensor]],
 ) -> str | None:
     """The leaves of a graph that are not among these, for a message; None: there are none.
 
@@ -110,13 +127,14 @@ def foreign(
         outputs: What the graph is of.
         own: Leaves that are known.
         function: Made the outputs; is looked through for names.
+        again: Makes them once more.
     """
     known = {id(x) for x in own}
-    found = [x for x in leaves_of(outputs) if id(x) not in known]
+    found = that_stay([x for x in leaves_of(outputs) if id(x) not in known], again)
     return described(found, names_of(found, function)) if found else None
 
 
-__all__ = ["described", "foreign", "leaves_of", "names_of"]
+__all__ = ["described", "foreign", "leaves_of", "names_of", "that_stay"]
 
 
 def foreign_story(name: str, detail: str, weights: str) -> str:

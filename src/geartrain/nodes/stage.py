@@ -144,9 +144,12 @@ class GraphNode(KeepingNode):
         with torch.enable_grad():
             kept.outputs = as_payload(run_module(function, kept.inputs, kept.inside))
         if not self._walked:
-            self._refuse_foreign(kept, [] if leaves is None else list(leaves.values()))
+            self._refuse_foreign(kept, function, [] if leaves is None else list(leaves.values()))
 
-    def _refuse_foreign(self, kept: _Kept, leaves: Sequence[Tensor]) -> None:
+    @torch.enable_grad()
+    def _refuse_foreign(
+        self, kept: _Kept, called: Callable[..., Any], leaves: Sequence[Tensor]
+    ) -> None:
         """Once: nothing else may learn from a message than the leaves that it is differentiated by.
 
         Raises:
@@ -154,7 +157,12 @@ class GraphNode(KeepingNode):
         """
         self._walked = True
         function = plain(self._call.function)
-        weights = foreign(kept.outputs, [*kept.inputs, *leaves], function)
+        weights = foreign(
+            kept.outputs,
+            [*kept.inputs, *leaves],
+            function,
+            lambda: as_payload(run_module(called, kept.inputs, kept.inside)),
+        )
         if weights is not None:
             raise GraphError(foreign_story(self.name, called_by(function), weights))
 
