@@ -1,18 +1,18 @@
 """Parts whose steps fall due together: what each wants by itself, and one call of C for all.
 
     update ends, its sums ─► part a ┐                        ┌─► part a: weights of the next version
-                             part b ├─► divided, Adam, in C ─┼─► part b
+                             part b ├─► divided, stepped, C ─┼─► part b
                              part c ┘                        └─► part c
 
 Weights, what optimisers remember, versions and what is told are those of steps that parts take one
 after the other: they have nothing in common. A part that somebody else has the weights of, that
-limits its gradients, whose optimiser is another or is watched steps by itself.
+limits its gradients, whose optimiser is none that ``told`` knows or is watched steps by itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple, final
 
@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from geartrain.native import operations
-from geartrain.native.steps import AdamStep, AdamTensors, norm_of
+from geartrain.native.steps import norm_of
 from geartrain.nodes.gradient import take_together
 from geartrain.nodes.unrecorded import Unrecorded
-from geartrain.parts.optimizers import AdamJob
 from geartrain.parts.part import PartState
+from geartrain.parts.told import StepJob
 from geartrain.parts.trained import AbstractPart, StepTaken
+from geartrain.parts.ways import WeightsStep
 
 FEW: Final = 2
 """Parts that are fewer step one after the other."""
@@ -58,11 +59,11 @@ class _Call(NamedTuple):
         settings: Of the optimisers.
     """
 
-    step: AdamStep
+    step: WeightsStep
     updates: Sequence[_Ended]
     gradients: Sequence[Tensor]
     factors: Sequence[float]
-    settings: dict[str, Any]
+    settings: Mapping[str, Any]
 
     def take(self) -> None:
         """Take them."""
@@ -81,7 +82,7 @@ class StepsTogether:
 
     def __init__(self, parts: Iterable[AbstractPart] = ()) -> None:
         self.parts = [*parts]
-        self._known: list[AdamStep] = []
+        self._known: list[WeightsStep] = []
 
     def step_if_due(self, progress: int) -> list[StepTaken]:
         """Take the steps that are due.
@@ -133,11 +134,12 @@ class StepsTogether:
     ) -> list[_Call]:
         """Those of the updates that are for C; none where a gradient is not finite: its part is to
         tell it, when those before it have stepped."""
-        jobs: dict[Hashable, list[tuple[_Ended, AdamJob]]] = {}
+        jobs: dict[Hashable, list[tuple[_Ended, StepJob]]] = {}
         for each in updates:
             job = each.part.stepping.told(each.sums, progress)
             if job is not None:
-                alike = (*job.settings.values(), job.tensors.weights[0].dtype)
+                weights, *_ = job.tensors
+                alike = (job.kind, *job.settings.values(), weights[0].dtype)
                 jobs.setdefault(alike, []).append((each, job))
         if squares is None:
             norms = [norm_of(job.gradients) for its in jobs.values() for _, job in its]
@@ -149,16 +151,17 @@ class StepsTogether:
         calls = [self._call(number, its) for number, its in enumerate(jobs.values())]
         return [call for call in calls if call is not None]
 
-    def _call(self, number: int, jobs: Sequence[tuple[_Ended, AdamJob]]) -> _Call | None:
+    def _call(self, number: int, jobs: Sequence[tuple[_Ended, StepJob]]) -> _Call | None:
         """That of steps with the same settings; None: it is not for C."""
         each_kind = zip(*(job.tensors for _, job in jobs), strict=True)
-        tensors = AdamTensors(*([*chain.from_iterable(kind)] for kind in each_kind))
+        tensors = [[*chain.from_iterable(kind)] for kind in each_kind]
         gradients = [*chain.from_iterable(job.gradients for _, job in jobs)]
-        del self._known[number + 1 :]
-        if number == len(self._known) or not self._known[number].fits(tensors):
-            self._known[number:] = [AdamStep(tensors)]
-        step = self._known[number]
+        first = jobs[0][1]
+        step = self._known[number] if number < len(self._known) else None
+        if type(step) is not first.kind or not step.fits(tensors):
+            step = first.kind(tensors)
+            self._known[number:] = [step]
         if not step.suits(gradients):
             return None
         factors = [1.0 / each.divisor for each, job in jobs for _ in job.gradients]
-        return _Call(step, [each for each, _ in jobs], gradients, factors, jobs[0][1].settings)
+        return _Call(step, [each for each, _ in jobs], gradients, factors, first.settings)
