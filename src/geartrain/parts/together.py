@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -27,9 +27,6 @@ from geartrain.parts.part import PartState
 from geartrain.parts.told import StepJob
 from geartrain.parts.trained import AbstractPart, StepTaken
 from geartrain.parts.ways import WeightsStep
-
-FEW: Final = 2
-"""Parts that are fewer step one after the other."""
 
 
 class _Ended(NamedTuple):
@@ -102,7 +99,7 @@ class StepsTogether:
         plain = [p for p in self.parts if isinstance(p, PartState) and p.steps_plainly]
         mine = plain if flush else [part for part in plain if part.due()]
         found: dict[str, StepTaken | None] = {}
-        if len(mine) >= FEW and not operations.listening:
+        if mine and not operations.listening:
             found = self._together(mine, progress, flush=flush)
         steps = [found[p.name] if p.name in found else alone(p) for p in self.parts]
         return [step for step in steps if step is not None]
@@ -124,7 +121,8 @@ class StepsTogether:
             if part.name in called:
                 found[part.name] = part.moved(rows, progress)
             else:
-                found[part.name] = part.step_by(its, None, rows, divisor, progress)
+                all_its = squares if len(updates) == 1 else None
+                found[part.name] = part.step_by(its, all_its, rows, divisor, progress)
         for part in parts if flush else ():
             part.flushed()
         return found
