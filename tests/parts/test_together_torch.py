@@ -177,6 +177,31 @@ def test_schedulers_of_torch_step_with_their_parts(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["Adam", "momentum"])
+def test_limits_of_the_norm_are_those_of_parts_that_step_alone(name: str, calls: list[int]) -> None:
+    alone, together = both(lambda _: IN_C[name], clip=gt.Clip(norm=0.7))
+    free = both(lambda _: IN_C[name])[1]
+    for _ in range(6):
+        for each in (alone, together, free):
+            each.step({1: 0.01})
+        require_equal(alone, together)
+    assert not torch.equal(free.all[3].parameters[0], together.all[3].parameters[0])
+    if alike.reckons_as_torch(Adam, torch.float32):
+        assert calls.count(6) == 10
+
+
+@pytest.mark.parametrize("clip", [gt.Clip(value=0.01), gt.Clip(norm=1.0, value=0.01)])
+def test_limits_of_entries_are_those_of_parts_that_step_alone(
+    clip: gt.Clip, calls: list[int]
+) -> None:
+    alone, together = both(lambda _: IN_C["SGD"], clip=clip)
+    for _ in range(3):
+        for each in (alone, together):
+            each.step()
+        require_equal(alone, together)
+    assert not calls
+
+
 def changed(each: Parts, turn: int) -> None:
     """Do to parts what may be done to them between steps."""
     first, second, _, last = (cast(Optimizer, part.optimizer) for part in each.all)

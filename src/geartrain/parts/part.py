@@ -36,7 +36,6 @@ from geartrain.parts.ownership import Ownership
 from geartrain.parts.pending import gradients_to_tensors, load_gradients
 from geartrain.parts.rules import Rules
 from geartrain.parts.stepping import Stepping
-from geartrain.parts.told import may_be_told
 from geartrain.parts.trained import StepTaken
 from geartrain.parts.usable import require_made, require_one_device, require_same
 
@@ -111,8 +110,8 @@ class PartState(AbstractAhead):
         plain = rules.max_staleness is None and rules.window is None and rules.delay is None
         plain = plain and not self._wants_ages and rules.view is None
         self._plain = plain and self.trigger.unit == "instances"
-        self._steps_plainly = rules.clip is None and rules.delay is None and not self._wants_ages
-        self._steps_plainly &= may_be_told(self.optimizer) and self.scheduler is None
+        self._steps_plainly = rules.delay is None and not self._wants_ages
+        self._steps_plainly &= self.stepping.may_be_told and self.scheduler is None
         self._ahead = UpdatesAhead(self.counting, self._count)
         self._known = tuple(module.parameters())
         self._first = self._known[0] if self._known else None
@@ -374,7 +373,7 @@ class PartState(AbstractAhead):
     @property
     def steps_plainly(self) -> bool:
         """Whether nobody else has the weights, and a step is what an optimiser that may be told
-        makes of gradients that are divided; ``about_to_move`` and ``moved`` are then all that is
+        makes of gradients times one factor; ``about_to_move`` and ``moved`` are then all that is
         beside it."""
         plainly = self._steps_plainly and self.norms is None and not self.frozen
         return plainly and self._alone and not self.stepping.elsewhere

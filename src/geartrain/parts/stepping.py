@@ -24,7 +24,7 @@ from geartrain.parts.fresh import takes_sparse
 from geartrain.parts.norms import Norm, Norms
 from geartrain.parts.optimizers import plainly_stepped
 from geartrain.parts.rules import Clip, Rules, make_optimizer
-from geartrain.parts.told import StepJob, StepTeller
+from geartrain.parts.told import StepJob, StepTeller, may_be_told
 
 
 @final
@@ -237,6 +237,18 @@ class Stepping:
             return job
         settings = {**job.settings, "rate": job.settings["rate"] * factor}
         return job._replace(settings=settings)
+
+    @property
+    def may_be_told(self) -> bool:
+        """Whether what comes before a step of the optimiser is one factor, and C may take it."""
+        clip = self._rules.clip
+        plain = clip is None or (clip.value is None and clip.over == "part")
+        return plain and may_be_told(self.optimizer)
+
+    def factor(self, norm: float, divisor: float) -> float:
+        """What ``told`` sums are multiplied by: divided, and limited by their norm."""
+        clip = self._rules.clip
+        return (1.0 if clip is None else self._scale(clip, norm / divisor, None)) / divisor
 
     def optimize(self, progress: int, delayed: float, delay: float) -> None:
         """A step with the gradients of parameters, at the rate of now.

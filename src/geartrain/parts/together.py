@@ -6,7 +6,8 @@
 
 Weights, what optimisers remember, versions and what is told are those of steps that parts take one
 after the other: they have nothing in common. A part that somebody else has the weights of, that
-limits its gradients, whose optimiser is none that ``told`` knows or is watched steps by itself.
+limits entries, or by the norm of all parts, whose optimiser is none that ``told`` knows or is
+watched steps by itself.
 """
 
 from __future__ import annotations
@@ -37,12 +38,28 @@ class _Ended(NamedTuple):
         rows: Of it.
         divisor: Of the sums.
         sums: Of the gradients of each parameter.
+        squares: Of all their entries, if these are known.
     """
 
     part: PartState
     rows: int
     divisor: float
     sums: Sequence[Tensor | None]
+    squares: float | None
+
+
+class _Told(NamedTuple):
+    """A step that may be taken with others.
+
+    Args:
+        update: That it is the end of.
+        job: What it is.
+        factor: By which its gradients are multiplied.
+    """
+
+    update: _Ended
+    job: StepJob
+    factor: float
 
 
 class _Call(NamedTuple):
@@ -110,56 +127,61 @@ class StepsTogether:
         """By name of the part, the steps of those that take one."""
         ended = [(part, *part.end_update(flush=flush)) for part in parts]
         some = [(part, rows, divisor) for part, rows, divisor in ended if rows]
-        sums, squares = take_together([(part.gradient, part.parameters) for part, *_ in some])
-        updates = [_Ended(*each, its) for each, its in zip(some, sums, strict=True)]
-        calls = self._calls(updates, squares, progress)
+        sums = take_together([(part.gradient, part.parameters) for part, *_ in some])
+        updates = [_Ended(*each, *its) for each, its in zip(some, sums, strict=True)]
+        calls = self._calls(updates, progress)
         for call in calls:
             call.take()
         called = {each.part.name for call in calls for each in call.updates}
         found: dict[str, StepTaken | None] = {part.name: None for part in parts}
-        for part, rows, divisor, its in updates:
+        for part, rows, divisor, its, squares in updates:
             if part.name in called:
                 found[part.name] = part.moved(rows, progress)
             else:
-                all_its = squares if len(updates) == 1 else None
-                found[part.name] = part.step_by(its, all_its, rows, divisor, progress)
+                found[part.name] = part.step_by(its, squares, rows, divisor, progress)
         for part in parts if flush else ():
             part.flushed()
         return found
 
-    def _calls(
-        self, updates: Sequence[_Ended], squares: float | None, progress: int
-    ) -> list[_Call]:
+    def _calls(self, updates: Sequence[_Ended], progress: int) -> list[_Call]:
         """Those of the updates that are for C; none where a gradient is not finite: its part is to
         tell it, when those before it have stepped."""
-        jobs: dict[Hashable, list[tuple[_Ended, StepJob]]] = {}
+        jobs: dict[Hashable, list[_Told]] = {}
         for each in updates:
             job = each.part.stepping.told(each.sums, progress)
+            norm = _norm(each, job)
+            if not norm - norm == 0.0:
+                return []
             if job is not None:
                 weights, *_ = job.tensors
                 alike = (job.kind, *job.settings.values(), weights[0].dtype)
-                jobs.setdefault(alike, []).append((each, job))
-        if squares is None:
-            norms = [norm_of(job.gradients) for its in jobs.values() for _, job in its]
-            squares = sum([math.nan if norm is None else norm for norm in norms])
-        if squares - squares != 0.0:
-            return []
-        for each, _ in chain.from_iterable(jobs.values()):
-            each.part.about_to_move()  # weights may lie elsewhere then
+                factor = each.part.stepping.factor(norm, each.divisor)
+                jobs.setdefault(alike, []).append(_Told(each, job, factor))
+        for told in chain.from_iterable(jobs.values()):
+            told.update.part.about_to_move()  # weights may lie elsewhere then
         calls = [self._call(number, its) for number, its in enumerate(jobs.values())]
         return [call for call in calls if call is not None]
 
-    def _call(self, number: int, jobs: Sequence[tuple[_Ended, StepJob]]) -> _Call | None:
+    def _call(self, number: int, jobs: Sequence[_Told]) -> _Call | None:
         """That of steps with the same settings; None: it is not for C."""
-        each_kind = zip(*(job.tensors for _, job in jobs), strict=True)
+        each_kind = zip(*(job.tensors for _, job, _ in jobs), strict=True)
         tensors = [[*chain.from_iterable(kind)] for kind in each_kind]
-        gradients = [*chain.from_iterable(job.gradients for _, job in jobs)]
-        first = jobs[0][1]
+        gradients = [*chain.from_iterable(job.gradients for _, job, _ in jobs)]
+        first = jobs[0].job
         step = self._known[number] if number < len(self._known) else None
         if type(step) is not first.kind or not step.fits(tensors):
             step = first.kind(tensors)
             self._known[number:] = [step]
         if not step.suits(gradients):
             return None
-        factors = [1.0 / each.divisor for each, job in jobs for _ in job.gradients]
-        return _Call(step, [each for each, _ in jobs], gradients, factors, first.settings)
+        factors = [factor for _, job, factor in jobs for _ in job.gradients]
+        return _Call(step, [each for each, *_ in jobs], gradients, factors, first.settings)
+
+
+def _norm(update: _Ended, job: StepJob | None) -> float:
+    """Of the gradients of an update, found as its part would by itself; that of one which is not
+    for C is not asked for."""
+    if update.squares is not None:
+        return math.sqrt(update.squares) if update.squares >= 0 else math.nan
+    norm = 0.0 if job is None else norm_of(job.gradients)
+    return math.nan if norm is None else norm
