@@ -48,7 +48,7 @@ class _Ended(NamedTuple):
     squares: float | None
 
 
-class _Told(NamedTuple):
+class _ToldUpdate(NamedTuple):
     """A step that may be taken with others.
 
     Args:
@@ -146,7 +146,7 @@ class StepsTogether:
     def _calls(self, updates: Sequence[_Ended], progress: int) -> list[_Call]:
         """Those of the updates that are for C; none where a gradient is not finite: its part is to
         tell it, when those before it have stepped."""
-        jobs: dict[Hashable, list[_Told]] = {}
+        jobs: dict[Hashable, list[_ToldUpdate]] = {}
         for each in updates:
             job = each.part.stepping.told(each.sums, progress)
             norm = _norm(each, job)
@@ -156,13 +156,13 @@ class StepsTogether:
                 weights, *_ = job.tensors
                 alike = (job.kind, *job.settings.values(), weights[0].dtype)
                 factor = each.part.stepping.factor(norm, each.divisor)
-                jobs.setdefault(alike, []).append(_Told(each, job, factor))
+                jobs.setdefault(alike, []).append(_ToldUpdate(each, job, factor))
         for told in chain.from_iterable(jobs.values()):
             told.update.part.about_to_move()  # weights may lie elsewhere then
         calls = [self._call(number, its) for number, its in enumerate(jobs.values())]
         return [call for call in calls if call is not None]
 
-    def _call(self, number: int, jobs: Sequence[_Told]) -> _Call | None:
+    def _call(self, number: int, jobs: Sequence[_ToldUpdate]) -> _Call | None:
         """That of steps with the same settings; None: it is not for C."""
         each_kind = zip(*(job.tensors for _, job, _ in jobs), strict=True)
         tensors = [[*chain.from_iterable(kind)] for kind in each_kind]
