@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from geartrain.native import build, library, rows, steps
+from geartrain.native import as_torch, build, library, rows, steps
 
 SOURCES = [build.KERNELS, *(extension.sources for extension in library._extensions)]
 DEFINITION = re.compile(
@@ -129,3 +129,5 @@ def test_jobs_of_steps_have_the_words_that_c_reads(monkeypatch: pytest.MonkeyPat
     assert steps.adagrad_step(one(), one(), one(), counts, rate_decay=0.0, **how)
     structs = {"scale_all": "Entries", "adam": "AdamEntries", "adagrad": "AdagradEntries"}
     assert given == {name: 2 * 8 * len(fields(of)) for name, of in structs.items()}
+    assert as_torch.AdamOfTorch.words == len(fields("AdamEntries"))
+    assert as_torch.SgdOfTorch.words == len(fields("MomentumEntries"))

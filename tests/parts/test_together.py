@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,9 +17,7 @@ from geartrain.errors import NonFiniteError
 from geartrain.native.steps import AdamStep
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
-from geartrain.parts.snapshot import parts_to_tensors
-from geartrain.parts.together import StepsTogether
-from geartrain.parts.trained import StepTaken
+from tests.rigs.stepped import Parts, require_equal
 
 ADAM = partial(gt.FusedAdam, lr=1e-2)
 
@@ -69,72 +66,8 @@ RULES: dict[str, Callable[[int], Rules]] = {
 }
 
 
-class Parts:
-    """Four parts that get the same gradients however they step.
-
-    Args:
-        rules: Those of each.
-        together: Whether they step together.
-    """
-
-    def __init__(self, rules: Callable[[int], Rules], *, together: bool) -> None:
-        torch.manual_seed(0)
-        modules = [nn.Linear(3, 2), nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(40, 40)]
-        modules[2].double()
-        self.all = [PartState(f"part {k}", m, rules(k)) for k, m in enumerate(modules)]
-        self._steps = StepsTogether(self.all) if together else None
-        self._draw = torch.Generator().manual_seed(1)
-        self.told: list[StepTaken] = []
-        self.finished = 0
-
-    def add(self, part: PartState, scale: float = 1.0) -> None:
-        """Gradients as they come: products and sums that wait, and what is there already."""
-        weight, bias = cast(nn.Linear, part.module).parameters()
-        rows = 3 + int(torch.randint(3, (1,), generator=self._draw))
-        like = {"dtype": weight.dtype, "generator": self._draw}
-        left = torch.randn(rows, weight.shape[0], **like)
-        right = scale * torch.randn(rows, weight.shape[1], **like)
-        part.gradient.add_product(weight, left, right)
-        part.gradient.add_sum(bias, left)
-        if self.finished % 3 == 0:
-            part.gradient.add(bias, torch.randn(bias.shape, **like))
-        part.counting.received(part.version, rows, np.full(rows, part.version))
-
-    def step(self, scales: dict[int, float] | None = None) -> None:
-        """Four instances more finish."""
-        for k, part in enumerate(self.all):
-            self.add(part, (scales or {}).get(k, 1.0))
-            part.finished(4)
-        self.finished += 4
-        if self._steps is None:
-            taken = [part.step_if_due(self.finished) for part in self.all]
-            self.told += [step for step in taken if step is not None]
-        else:
-            self.told += self._steps.step_if_due(self.finished)
-
-    def flush(self) -> None:
-        if self._steps is None:
-            taken = [part.step(self.finished) for part in self.all]
-            self.told += [step for step in taken if step is not None]
-        else:
-            self.told += self._steps.step(self.finished)
-
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """All that a checkpoint has of them."""
-        return parts_to_tensors({part.name: part for part in self.all})
-
-
 def both(name: str) -> tuple[Parts, Parts]:
     return Parts(RULES[name], together=False), Parts(RULES[name], together=True)
-
-
-def require_equal(alone: Parts, together: Parts) -> None:
-    tensors, document = alone.state()
-    its, other = together.state()
-    assert document == other and tensors.keys() == its.keys()
-    assert all(torch.equal(x, its[key]) for key, x in tensors.items())
-    assert alone.told == together.told
-    assert all(p.grad is None for part in together.all for p in part.parameters)
 
 
 @pytest.fixture
@@ -283,8 +216,9 @@ def test_a_fit_is_that_of_parts_that_step_one_after_the_other(
     ]
     found: list[list[torch.Tensor]] = []
     most: list[int] = []
-    for few in (2, 1000):
-        monkeypatch.setattr("geartrain.parts.together.FEW", few)
+    for together in (True, False):
+        if not together:
+            monkeypatch.setattr(PartState, "steps_plainly", False)
         calls.clear()
         network = Choosing()
         session = gt.Session(

@@ -83,6 +83,9 @@ _TYPED: Final[Mapping[str, Arguments]] = {
     "sum_by_id": (BYTES, _N, _N, _N, *[_P] * 4),
     "multiply_sums": (*[_N] * 7, *[_P] * 6),
     "adam": (BYTES, _N, BYTES, *[_R] * 5, _N),
+    "adam_means": (BYTES, _N, BYTES, *[_R] * 4, _N, _P, _P),
+    "adam_weights": (BYTES, _N, _P, BYTES, _R),
+    "sgd": (BYTES, _N, BYTES, *[_R] * 4, _N, _N),
     "adagrad": (BYTES, _N, *[_R] * 4, _N),
     "attend_forward": (*[_N] * 3, _R, _P, _P, _N, *[_P] * 5),
     "attend_backward": (*[_N] * 3, _R, _P, _P, _N, *[_P] * 9),
@@ -97,7 +100,7 @@ _NOT_SHORT: Final = frozenset(  # losses and weights are float32
         "ragged_run",
         *("cross_entropy", "square_sum", "scale_all"),
         *("sum_gradients", "sum_by_id", "multiply_sums"),
-        *("adam", "adagrad"),
+        *("adam", "adam_means", "adam_weights", "sgd", "adagrad"),
     )
 )
 _NOTHING: Final = frozenset({"transpose", "tanh"})

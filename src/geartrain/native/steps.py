@@ -8,10 +8,10 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, islice
 from operator import is_
 from struct import pack
-from typing import Final, NamedTuple, final
+from typing import ClassVar, Final, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -54,37 +54,45 @@ class AdamTensors(NamedTuple):
     squares: Sequence[Tensor]
     steps: Sequence[Tensor]
 
-    @property
-    def all(self) -> list[Tensor]:
-        """Kind by kind."""
-        return [*chain.from_iterable(self)]
 
-
-@final
-class AdamStep:
-    """Steps of Adam for some weights; what C is told of them is found once, as long as they stay.
+class AbstractWeightsStep:
+    """Steps of some weights; what C is told of them is found once, as long as they stay.
 
     Args:
-        some: What is written.
+        some: What is written, kind by kind, one of each for every weight; first the weights, and
+            last the counts, where there are any.
     """
 
-    def __init__(self, some: AdamTensors) -> None:
-        self._all = some.all
-        self._lie = [x.data_ptr() for x in self._all]
-        self._count, self._shapes = len(some.weights), [w.shape for w in some.weights]
-        run = _function("adam", self._all[: -len(some.steps)]) if some.steps else None
-        if run is not None and not _are_counts(some.steps):
-            run = None
-        if any(x.shape != w.shape for w, *its, _ in zip(*some, strict=True) for x in its):
-            run = None
-        self._run, self._words = run, [0] * (_ADAM * self._count)
-        for place, at in zip(_LYING, range(0, len(self._all), self._count or 1), strict=False):
-            self._words[place::_ADAM] = self._lie[at : at + self._count]
-        self._words[_ADAM - 1 :: _ADAM] = [w.numel() for w in some.weights]
+    functions: ClassVar[tuple[str, ...]]
+    """Of C."""
+    words: ClassVar[int]
+    """Of an entry, the last of which is the weight's entries, and that after the weight ..."""
+    lying: ClassVar[tuple[int, ...]]
+    """... the gradient; where the others lie, kind by kind."""
+    counted: ClassVar[bool] = True
+    """Whether the last kind is counts."""
 
-    def fits(self, some: AdamTensors) -> bool:
+    def __init__(self, some: Sequence[Sequence[Tensor]]) -> None:
+        self._all = [*chain.from_iterable(some)]
+        self._lie = [x.data_ptr() for x in self._all]
+        weights, *others = some
+        self._count, self._shapes = len(weights), [w.shape for w in weights]
+        self.entries = [w.numel() for w in weights]
+        counts = others.pop() if self.counted else ()
+        self._run = _functions(self.functions, [*chain(weights, *others)])
+        if not _are_counts(counts):
+            self._run = None
+        if any(x.shape != w.shape for w, *its in zip(weights, *others, strict=True) for x in its):
+            self._run = None
+        self._told = [0] * (self.words * self._count)
+        lie = iter(self._lie)
+        for place, kind in zip(self.lying, some, strict=False):
+            self._told[place :: self.words] = islice(lie, len(kind))
+        self._told[self.words - 1 :: self.words] = self.entries
+
+    def fits(self, some: Sequence[Sequence[Tensor]]) -> bool:
         """Whether it is for these, and they lie where they lay."""
-        given = some.all
+        given = [*chain.from_iterable(some)]
         same = len(given) == len(self._all) and all(map(is_, given, self._all))
         return same and [x.data_ptr() for x in given] == self._lie
 
@@ -105,6 +113,24 @@ class AdamStep:
         """They."""
         return self._all[: self._count]
 
+    def _jobs(self, gradients: Sequence[Tensor]) -> bytes:
+        """As C reads them, entry by entry."""
+        words = self._told
+        words[_GRADIENT :: self.words] = [g.data_ptr() for g in gradients]
+        return pack(f"{len(words)}q", *words)
+
+    def _doubles(self, some: Sequence[float] | None) -> bytes | None:
+        return None if some is None else pack(f"{len(some)}d", *some)
+
+
+@final
+class AdamStep(AbstractWeightsStep):
+    """Steps of Adam, as ``AdamTensors`` has what they write."""
+
+    functions = ("adam",)
+    words = 6
+    lying = (0, 2, 3, 4)
+
     def take(
         self,
         gradients: Sequence[Tensor],
@@ -124,19 +150,13 @@ class AdamStep:
             factors: By which gradients are multiplied first, where they lie; None: by none.
         """
         assert self._run is not None
-        words = self._words
-        words[_GRADIENT::_ADAM] = [g.data_ptr() for g in gradients]
-        jobs = pack(f"{len(words)}q", *words)
-        by = None if factors is None else pack(f"{self._count}d", *factors)
-        self._run(jobs, self._count, by, rate, *betas, eps, weight_decay, maximize)
+        (adam,) = self._run
+        jobs, by = self._jobs(gradients), self._doubles(factors)
+        adam(jobs, self._count, by, rate, *betas, eps, weight_decay, maximize)
 
 
-_ADAM: Final = 6
-"""Words of an entry ..."""
-_LYING: Final = (0, 2, 3, 4)
-"""... where weight, mean, square and count are in them ..."""
 _GRADIENT: Final = 1
-"""... and the gradient."""
+"""The word of an entry that is the gradient."""
 
 
 def adagrad_step(
@@ -212,6 +232,12 @@ def _function(name: str, tensors: Sequence[Tensor]) -> Function | None:
             return None
         entries += x.numel()
     return typed[name][entries > _FREE]
+
+
+def _functions(names: Sequence[str], tensors: Sequence[Tensor]) -> list[Function] | None:
+    """Several kernels for these, or None if one is not for them."""
+    found = [_function(name, tensors) for name in names]
+    return None if None in found else [run for run in found if run is not None]
 
 
 def _are_counts(steps: Sequence[Tensor]) -> bool:

@@ -119,7 +119,7 @@ class AbstractGradientCall(Protocol):
         """Rows, as it has them, for one weight; ``may_add`` has let it pass."""
 
 
-def sum_gradients(some: Sequence[Unsummed | Tensor]) -> float:
+def sum_gradients(some: Sequence[Unsummed | Tensor]) -> list[float]:
     """Write the gradients of all of them.
 
     Args:
@@ -127,7 +127,7 @@ def sum_gradients(some: Sequence[Unsummed | Tensor]) -> float:
             ``may_be_read``.
 
     Returns:
-        The sum of the squares of all entries; not finite where one of them is not.
+        Of each the sum of the squares of its entries; not finite where one of them is not.
 
     Raises:
         MemoryError: There is none.
@@ -145,10 +145,10 @@ def sum_gradients(some: Sequence[Unsummed | Tensor]) -> float:
             n = left.shape[0]
             words += (left.data_ptr(), rights[k].data_ptr() if rights else 0, n)
             work += n * height * max(width, 1)
-    squares = ctypes.c_double()
+    squares = (ctypes.c_double * len(some))()
     dtype = (some[0] if isinstance(some[0], Tensor) else some[0].out).dtype
     _sum(dtype, words, len(some), work, ctypes.addressof(squares))
-    return float(squares.value)
+    return [*squares]
 
 
 def _sum(

@@ -35,7 +35,7 @@ from geartrain.native import operations, sums
 from geartrain.nodes.apart import PutApart, RowsOfUpdates, for_rows
 from geartrain.nodes.computed import AbstractComputed
 from geartrain.nodes.looked_up import LookedUpSums, Lookup
-from geartrain.nodes.slot import ALONE, Pairs, Runs, Slot, joined, summed
+from geartrain.nodes.slot import ALONE, Pairs, Runs, Slot, joined, summed, summed_each
 from geartrain.nodes.unrecorded import Unrecorded
 
 _FEW: Final = 32
@@ -648,18 +648,19 @@ class GradientSum:
 
 def take_together(
     some: Sequence[tuple[GradientSum, Sequence[torch.nn.Parameter]]],
-) -> tuple[list[list[Tensor | None]], float | None]:
-    """``take_each`` of several sums, each of some parameters, and the squares of all entries of
-    all where they are known."""
+) -> list[tuple[list[Tensor | None], float | None]]:
+    """``take_each`` of several sums, each of some parameters."""
     with Unrecorded():
-        slots: dict[torch.dtype, list[Slot]] = {}
-        for total, parameters in some:
-            ready = total._ready(parameters)
-            slots.setdefault(ready[0].parameter.dtype, []).extend(ready)
-        found = [summed(each) for each in slots.values()]
-        known = [squares for squares in found if squares is not None]
-        squares = sum(known) if len(known) == len(found) else None
-        return [total._taken() for total, _ in some], squares
+        kinds: dict[torch.dtype, list[int]] = {}
+        ready = [total._ready(parameters) for total, parameters in some]
+        for k, slots in enumerate(ready):
+            kinds.setdefault(slots[0].parameter.dtype, []).append(k)
+        squares: list[float | None] = [None] * len(some)
+        for numbers in kinds.values():
+            found = summed_each([ready[k] for k in numbers])
+            for k, its in zip(numbers, found, strict=True):
+                squares[k] = its
+        return [(total._taken(), its) for (total, _), its in zip(some, squares, strict=True)]
 
 
 @cache

@@ -160,11 +160,44 @@ def summed(slots: Sequence[Slot]) -> float | None:
     Returns:
         The sum of the squares of all entries; None: not all have been looked at.
     """
-    if not slots or not sums.may_sum(slots[0].parameter.dtype):
-        return None
-    dtype, whole = slots[0].parameter.dtype, True
+    return summed_each([slots])[0]
+
+
+def summed_each(groups: Sequence[Sequence[Slot]]) -> list[float | None]:
+    """The same of several groups of slots of one dtype, in one call.
+
+    Returns:
+        Squares of each.
+    """
+    first = next((slot for slots in groups for slot in slots), None)
+    if first is None or not sums.may_sum(first.parameter.dtype):
+        return [None] * len(groups)
     done: list[Slot] = []
     some: list[sums.Unsummed | Tensor] = []
+    counts: list[int] = []  # negative: others have not been looked at
+    for slots in groups:
+        mine, whole = _unsummed(slots, first.parameter.dtype, done)
+        if not whole:
+            mine = [one for one in mine if isinstance(one, sums.Unsummed)]
+        some += mine
+        counts.append(len(mine) if whole else -len(mine))
+    squares = sums.sum_gradients(some) if some else []
+    for slot in done:
+        slot.products, slot.sums, slot.waiting = [], [], 0
+        slot.fresh = False
+    at, found = 0, list[float | None]()
+    for count in counts:
+        found.append(_total(squares[at : at + count]) if count > 0 else None)
+        at += abs(count)
+    return found
+
+
+def _unsummed(
+    slots: Sequence[Slot], dtype: torch.dtype, done: list[Slot]
+) -> tuple[list[sums.Unsummed | Tensor], bool]:
+    """What C is to look at; and whether that is all. done: what is then added up is put there."""
+    some: list[sums.Unsummed | Tensor] = []
+    whole = True
     for slot in slots:
         if slot.parts:
             whole = False  # they are added to it later
@@ -179,15 +212,15 @@ def summed(slots: Sequence[Slot]) -> float | None:
             buffer = slot.written() if slot.parameter.ndim <= 2 else slot.matrix()
             whole = whole and sums.may_be_read(buffer, dtype)
             some.append(buffer)
-    if not whole:
-        some = [one for one in some if isinstance(one, sums.Unsummed)]
-    if not some:
-        return None
-    squares = sums.sum_gradients(some)
-    for slot in done:
-        slot.products, slot.sums, slot.waiting = [], [], 0
-        slot.fresh = False
-    return squares if whole else None
+    return some, whole
+
+
+def _total(some: Sequence[float]) -> float:
+    """One after the other: ``sum`` rounds otherwise from one Python to the next."""
+    total = 0.0
+    for x in some:
+        total += x
+    return total
 
 
 def _waiting(slot: Slot, dtype: torch.dtype) -> sums.Unsummed | None:

@@ -10,9 +10,8 @@ They are torch optimisers, for ``Rules(optimizer=partial(...))``, and go without
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import is_
-from typing import Any, NamedTuple, final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -21,8 +20,9 @@ from torch.optim.adagrad import adagrad
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from geartrain.bounds import require_number
-from geartrain.native.steps import AdamStep, AdamTensors, adagrad_step
+from geartrain.native.steps import AdamStep, adagrad_step
 from geartrain.nodes.unrecorded import Unrecorded
+from geartrain.parts.ways import adam_settings, adam_tensors
 
 
 @final
@@ -164,17 +164,12 @@ class FusedAdam(torch.optim.Adam):
 
     def _step_group(self, number: int, group: dict[str, Any]) -> bool:
         """Step its weights in C; False, and nothing has happened, where torch is to do it."""
-        weights: list[Tensor] = []
-        gradients: list[Tensor] = []
-        for p in group["params"]:
-            g = p.grad
-            if g is not None:
-                weights.append(p)
-                gradients.append(g)
+        parameters = group["params"]
+        weights, gradients = with_gradients(parameters, [p.grad for p in parameters])
         if not weights:
             return True
-        tensors = self._tensors(group, weights)
-        if tensors is None:
+        settings, tensors = adam_settings(self, group), adam_tensors(self, group, weights)
+        if settings is None or tensors is None:
             return False
         known: dict[int, AdamStep] = self.__dict__.setdefault("_known", {})
         if number not in known or not known[number].fits(tensors):
@@ -182,78 +177,21 @@ class FusedAdam(torch.optim.Adam):
         step = known[number]
         if not step.suits(gradients):
             return False
-        step.take(gradients, **_settings(group))
+        step.take(gradients, **settings)
         return True
 
-    def _tensors(self, group: dict[str, Any], weights: Sequence[Tensor]) -> AdamTensors | None:
-        """What a step of these writes; None: torch is to take it."""
-        state = self.state
-        if len(state) == len(weights) and all(map(is_, state, weights)):
-            states = [*state.values()]  # hashes of tensors are slow
-        else:
-            states = [state[p] for p in weights]
-        if not all(states) or group["amsgrad"] or isinstance(group["lr"], Tensor):
-            return None  # torch makes the states in the first step
-        return AdamTensors(
-            weights,
-            [s["exp_avg"] for s in states],
-            [s["exp_avg_sq"] for s in states],
-            [s["step"] for s in states],
-        )
 
-    def told(
-        self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
-    ) -> AdamJob | None:
-        """What a step with these gradients is, that others may be taken with; None: it is one by
-        itself, as somebody watches, or C is not for it.
-
-        Args:
-            parameters: All of the optimiser's.
-            gradients: One for each, or None.
-        """
-        (group, *others) = self.param_groups
-        mine = group["params"]
-        if others or len(mine) != len(parameters) or not all(map(is_, mine, parameters)):
-            return None
-        if is_watched(self):
-            return None
-        weights: list[Tensor] = []
-        given: list[Tensor] = []
-        for p, g in zip(mine, gradients, strict=True):
-            if g is not None:
-                if g.is_sparse or not p.requires_grad:
-                    return None
-                weights.append(p)
-                given.append(g)
-        if not weights:
-            return None
-        tensors = self._tensors(group, weights)
-        return None if tensors is None else AdamJob(_settings(group), tensors, given)
-
-
-class AdamJob(NamedTuple):
-    """A step of a ``FusedAdam``.
-
-    Args:
-        settings: Of it, by name.
-        tensors: What it writes.
-        gradients: One for each weight.
-    """
-
-    settings: dict[str, Any]
-    tensors: AdamTensors
-    gradients: Sequence[Tensor]
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What steps of a group's weights have in common, as ``AdamStep.take`` wants it."""
-    return {
-        "rate": group["lr"],
-        "betas": tuple(group["betas"]),
-        "eps": group["eps"],
-        "weight_decay": group["weight_decay"],
-        "maximize": group["maximize"],
-    }
+def with_gradients(
+    parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Those parameters that have one, and their gradients."""
+    weights: list[Tensor] = []
+    given: list[Tensor] = []
+    for p, g in zip(parameters, gradients, strict=True):
+        if g is not None:
+            weights.append(p)
+            given.append(g)
+    return weights, given
 
 
 def is_watched(optimizer: Optimizer) -> bool:

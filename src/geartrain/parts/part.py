@@ -32,7 +32,6 @@ from geartrain.parts.late.delay import mean_age
 from geartrain.parts.late.views import AbstractView, Stashed
 from geartrain.parts.looking import Looking
 from geartrain.parts.norms import Norms
-from geartrain.parts.optimizers import FusedAdam
 from geartrain.parts.ownership import Ownership
 from geartrain.parts.pending import gradients_to_tensors, load_gradients
 from geartrain.parts.rules import Rules
@@ -111,8 +110,8 @@ class PartState(AbstractAhead):
         plain = rules.max_staleness is None and rules.window is None and rules.delay is None
         plain = plain and not self._wants_ages and rules.view is None
         self._plain = plain and self.trigger.unit == "instances"
-        self._steps_plainly = rules.clip is None and rules.delay is None and not self._wants_ages
-        self._steps_plainly &= isinstance(self.optimizer, FusedAdam)
+        self._steps_plainly = rules.delay is None and not self._wants_ages
+        self._steps_plainly &= self.stepping.may_be_told and self.scheduler is None
         self._ahead = UpdatesAhead(self.counting, self._count)
         self._known = tuple(module.parameters())
         self._first = self._known[0] if self._known else None
@@ -373,9 +372,11 @@ class PartState(AbstractAhead):
 
     @property
     def steps_plainly(self) -> bool:
-        """Whether nobody else has the weights, and a step is what Adam makes of gradients that are
-        divided; ``about_to_move`` and ``moved`` are then all that is beside it."""
-        return self._steps_plainly and self.norms is None and not self.frozen and self._alone
+        """Whether nobody else has the weights, and a step is what an optimiser that may be told
+        makes of gradients times one factor; ``about_to_move`` and ``moved`` are then all that is
+        beside it."""
+        plainly = self._steps_plainly and self.norms is None and not self.frozen
+        return plainly and self._alone and not self.stepping.elsewhere
 
     def about_to_move(self) -> None:
         """Before a step that may be taken with those of others; it may be told so again."""

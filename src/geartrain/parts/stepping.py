@@ -22,8 +22,9 @@ from geartrain.errors import NonFiniteError, WorkerError
 from geartrain.native.steps import norm_of, scaled_
 from geartrain.parts.fresh import takes_sparse
 from geartrain.parts.norms import Norm, Norms
-from geartrain.parts.optimizers import AdamJob, FusedAdam, plainly_stepped
+from geartrain.parts.optimizers import plainly_stepped
 from geartrain.parts.rules import Clip, Rules, make_optimizer
+from geartrain.parts.told import StepJob, StepTeller, may_be_told
 
 
 @final
@@ -52,9 +53,11 @@ class Stepping:
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.optimizer: Optimizer | None = None
         self.scheduler: LRScheduler | None = None
+        self._teller: StepTeller | None = None
         if self.parameters:
             self.optimizer = make_optimizer(name, rules.optimizer, self.parameters)
             self.scheduler = None if rules.scheduler is None else rules.scheduler(self.optimizer)
+            self._teller = StepTeller(self.optimizer, self.parameters)
         if isinstance(self.scheduler, ReduceLROnPlateau):
             raise ValueError(
                 f"part '{name}': ReduceLROnPlateau wants a metric, and a part steps without one; "
@@ -67,7 +70,7 @@ class Stepping:
         self._first = next(module.parameters(), None)
 
     @property
-    def _elsewhere(self) -> bool:
+    def elsewhere(self) -> bool:
         """Whether the weights are on another device than the host."""
         return self._first is not None and not self._first.is_cpu
 
@@ -132,7 +135,7 @@ class Stepping:
             parameter.grad = gradient
             gradients.append(gradient._values() if gradient.is_sparse else gradient)
             owners.append(parameter)
-        if self._elsewhere and gradients:
+        if self.elsewhere and gradients:
             self._check_later(owners, gradients, version)
         return gradients, norm
 
@@ -170,7 +173,7 @@ class Stepping:
             NonFiniteError: They are NaN or infinite; those on a device have been looked at.
         """
         clip = self._rules.clip or Clip()
-        if not self._elsewhere and (clip.norm is None or clip.value is not None):
+        if not self.elsewhere and (clip.norm is None or clip.value is not None):
             known = norm_of(gradients) if norm is None else norm
             total = sum((float(g.sum()) for g in gradients), 0.0) if known is None else known
             self._require_finite(total, version)
@@ -195,11 +198,11 @@ class Stepping:
 
     def _norm(self, gradients: list[Tensor]) -> Norm:
         """Of all of them, where they are."""
-        known = None if self._elsewhere else norm_of(gradients)
+        known = None if self.elsewhere else norm_of(gradients)
         if known is not None:
             return known
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        return norm if self._elsewhere else float(norm)
+        return norm if self.elsewhere else float(norm)
 
     def _scale(self, clip: Clip, norm: float, norms: Norms | None) -> float:
         """What a limit makes of a gradient with this norm."""
@@ -215,7 +218,7 @@ class Stepping:
             norm = norms.of_all_on(norm.device) if clip.over == "all" else norm
         return 1.0 if clip.norm is None else (clip.norm / (norm + 1e-6)).clamp(max=1)
 
-    def told(self, sums: Sequence[Tensor | None], progress: int) -> AdamJob | None:
+    def told(self, sums: Sequence[Tensor | None], progress: int) -> StepJob | None:
         """The step that these sums make, at the rate of now, that others may be taken with; None:
         it is one by itself.
 
@@ -226,13 +229,26 @@ class Stepping:
         Raises:
             WorkerError: As of ``optimize``.
         """
-        if type(self.optimizer) is not FusedAdam or self._elsewhere:
+        job = None if self._teller is None else self._teller.told(sums)
+        if job is None:
             return None
-        job = self.optimizer.told(self.parameters, sums)
-        if job is not None:
-            self.rate_factor = self._scheduled(progress)
-            job.settings["rate"] *= self.rate_factor
-        return job
+        self.rate_factor = factor = self._scheduled(progress)
+        if factor == 1.0:
+            return job
+        settings = {**job.settings, "rate": job.settings["rate"] * factor}
+        return job._replace(settings=settings)
+
+    @property
+    def may_be_told(self) -> bool:
+        """Whether what comes before a step of the optimiser is one factor, and C may take it."""
+        clip = self._rules.clip
+        plain = clip is None or (clip.value is None and clip.over == "part")
+        return plain and may_be_told(self.optimizer)
+
+    def factor(self, norm: float, divisor: float) -> float:
+        """What ``told`` sums are multiplied by: divided, and limited by their norm."""
+        clip = self._rules.clip
+        return (1.0 if clip is None else self._scale(clip, norm / divisor, None)) / divisor
 
     def optimize(self, progress: int, delayed: float, delay: float) -> None:
         """A step with the gradients of parameters, at the rate of now.

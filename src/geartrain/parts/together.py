@@ -1,34 +1,33 @@
 """Parts whose steps fall due together: what each wants by itself, and one call of C for all.
 
     update ends, its sums ─► part a ┐                        ┌─► part a: weights of the next version
-                             part b ├─► divided, Adam, in C ─┼─► part b
+                             part b ├─► divided, stepped, C ─┼─► part b
                              part c ┘                        └─► part c
 
 Weights, what optimisers remember, versions and what is told are those of steps that parts take one
 after the other: they have nothing in common. A part that somebody else has the weights of, that
-limits its gradients, whose optimiser is another or is watched steps by itself.
+limits entries, or by the norm of all parts, whose optimiser is none that ``told`` knows or is
+watched steps by itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from geartrain.native import operations
-from geartrain.native.steps import AdamStep, AdamTensors, norm_of
+from geartrain.native.steps import norm_of
 from geartrain.nodes.gradient import take_together
 from geartrain.nodes.unrecorded import Unrecorded
-from geartrain.parts.optimizers import AdamJob
 from geartrain.parts.part import PartState
+from geartrain.parts.told import StepJob
 from geartrain.parts.trained import AbstractPart, StepTaken
-
-FEW: Final = 2
-"""Parts that are fewer step one after the other."""
+from geartrain.parts.ways import WeightsStep
 
 
 class _Ended(NamedTuple):
@@ -39,12 +38,28 @@ class _Ended(NamedTuple):
         rows: Of it.
         divisor: Of the sums.
         sums: Of the gradients of each parameter.
+        squares: Of all their entries, if these are known.
     """
 
     part: PartState
     rows: int
     divisor: float
     sums: Sequence[Tensor | None]
+    squares: float | None
+
+
+class _ToldUpdate(NamedTuple):
+    """A step that may be taken with others.
+
+    Args:
+        update: That it is the end of.
+        job: What it is.
+        factor: By which its gradients are multiplied.
+    """
+
+    update: _Ended
+    job: StepJob
+    factor: float
 
 
 class _Call(NamedTuple):
@@ -58,11 +73,11 @@ class _Call(NamedTuple):
         settings: Of the optimisers.
     """
 
-    step: AdamStep
+    step: WeightsStep
     updates: Sequence[_Ended]
     gradients: Sequence[Tensor]
     factors: Sequence[float]
-    settings: dict[str, Any]
+    settings: Mapping[str, Any]
 
     def take(self) -> None:
         """Take them."""
@@ -81,7 +96,7 @@ class StepsTogether:
 
     def __init__(self, parts: Iterable[AbstractPart] = ()) -> None:
         self.parts = [*parts]
-        self._known: list[AdamStep] = []
+        self._known: list[WeightsStep] = []
 
     def step_if_due(self, progress: int) -> list[StepTaken]:
         """Take the steps that are due.
@@ -101,7 +116,7 @@ class StepsTogether:
         plain = [p for p in self.parts if isinstance(p, PartState) and p.steps_plainly]
         mine = plain if flush else [part for part in plain if part.due()]
         found: dict[str, StepTaken | None] = {}
-        if len(mine) >= FEW and not operations.listening:
+        if mine and not operations.listening:
             found = self._together(mine, progress, flush=flush)
         steps = [found[p.name] if p.name in found else alone(p) for p in self.parts]
         return [step for step in steps if step is not None]
@@ -112,53 +127,61 @@ class StepsTogether:
         """By name of the part, the steps of those that take one."""
         ended = [(part, *part.end_update(flush=flush)) for part in parts]
         some = [(part, rows, divisor) for part, rows, divisor in ended if rows]
-        sums, squares = take_together([(part.gradient, part.parameters) for part, *_ in some])
-        updates = [_Ended(*each, its) for each, its in zip(some, sums, strict=True)]
-        calls = self._calls(updates, squares, progress)
+        sums = take_together([(part.gradient, part.parameters) for part, *_ in some])
+        updates = [_Ended(*each, *its) for each, its in zip(some, sums, strict=True)]
+        calls = self._calls(updates, progress)
         for call in calls:
             call.take()
         called = {each.part.name for call in calls for each in call.updates}
         found: dict[str, StepTaken | None] = {part.name: None for part in parts}
-        for part, rows, divisor, its in updates:
+        for part, rows, divisor, its, squares in updates:
             if part.name in called:
                 found[part.name] = part.moved(rows, progress)
             else:
-                found[part.name] = part.step_by(its, None, rows, divisor, progress)
+                found[part.name] = part.step_by(its, squares, rows, divisor, progress)
         for part in parts if flush else ():
             part.flushed()
         return found
 
-    def _calls(
-        self, updates: Sequence[_Ended], squares: float | None, progress: int
-    ) -> list[_Call]:
+    def _calls(self, updates: Sequence[_Ended], progress: int) -> list[_Call]:
         """Those of the updates that are for C; none where a gradient is not finite: its part is to
         tell it, when those before it have stepped."""
-        jobs: dict[Hashable, list[tuple[_Ended, AdamJob]]] = {}
+        jobs: dict[Hashable, list[_ToldUpdate]] = {}
         for each in updates:
             job = each.part.stepping.told(each.sums, progress)
+            norm = _norm(each, job)
+            if not norm - norm == 0.0:
+                return []
             if job is not None:
-                alike = (*job.settings.values(), job.tensors.weights[0].dtype)
-                jobs.setdefault(alike, []).append((each, job))
-        if squares is None:
-            norms = [norm_of(job.gradients) for its in jobs.values() for _, job in its]
-            squares = sum([math.nan if norm is None else norm for norm in norms])
-        if squares - squares != 0.0:
-            return []
-        for each, _ in chain.from_iterable(jobs.values()):
-            each.part.about_to_move()  # weights may lie elsewhere then
+                weights, *_ = job.tensors
+                alike = (job.kind, *job.settings.values(), weights[0].dtype)
+                factor = each.part.stepping.factor(norm, each.divisor)
+                jobs.setdefault(alike, []).append(_ToldUpdate(each, job, factor))
+        for told in chain.from_iterable(jobs.values()):
+            told.update.part.about_to_move()  # weights may lie elsewhere then
         calls = [self._call(number, its) for number, its in enumerate(jobs.values())]
         return [call for call in calls if call is not None]
 
-    def _call(self, number: int, jobs: Sequence[tuple[_Ended, AdamJob]]) -> _Call | None:
+    def _call(self, number: int, jobs: Sequence[_ToldUpdate]) -> _Call | None:
         """That of steps with the same settings; None: it is not for C."""
-        each_kind = zip(*(job.tensors for _, job in jobs), strict=True)
-        tensors = AdamTensors(*([*chain.from_iterable(kind)] for kind in each_kind))
-        gradients = [*chain.from_iterable(job.gradients for _, job in jobs)]
-        del self._known[number + 1 :]
-        if number == len(self._known) or not self._known[number].fits(tensors):
-            self._known[number:] = [AdamStep(tensors)]
-        step = self._known[number]
+        each_kind = zip(*(job.tensors for _, job, _ in jobs), strict=True)
+        tensors = [[*chain.from_iterable(kind)] for kind in each_kind]
+        gradients = [*chain.from_iterable(job.gradients for _, job, _ in jobs)]
+        first = jobs[0].job
+        step = self._known[number] if number < len(self._known) else None
+        if type(step) is not first.kind or not step.fits(tensors):
+            step = first.kind(tensors)
+            self._known[number:] = [step]
         if not step.suits(gradients):
             return None
-        factors = [1.0 / each.divisor for each, job in jobs for _ in job.gradients]
-        return _Call(step, [each for each, _ in jobs], gradients, factors, jobs[0][1].settings)
+        factors = [factor for _, job, factor in jobs for _ in job.gradients]
+        return _Call(step, [each for each, *_ in jobs], gradients, factors, first.settings)
+
+
+def _norm(update: _Ended, job: StepJob | None) -> float:
+    """Of the gradients of an update, found as its part would by itself; that of one which is not
+    for C is not asked for."""
+    if update.squares is not None:
+        return math.sqrt(update.squares) if update.squares >= 0 else math.nan
+    norm = 0.0 if job is None else norm_of(job.gradients)
+    return math.nan if norm is None else norm
