@@ -151,6 +151,11 @@ class Group(AbstractNode):
         return self._by
 
     @property
+    def handles(self) -> list[int]:
+        """State columns in which they agree as well: handles of memories."""
+        return self._handles
+
+    @property
     def reads_memory(self) -> bool:
         """Whether members of a group must read one memory."""
         return bool(self._handles)
