@@ -109,6 +109,27 @@ def _repeated(places: IntArray, starts: IntArray) -> NDArray[np.bool_]:
     return same
 
 
+def _sorting(node: Group, columns: int, *, moved: bool) -> list[int]:
+    """Columns by which members of a group are sorted, of so many that they came with."""
+    # Those of a group are of one instance, and alike in its key where that is as it was.
+    alike = {INSTANCE, *(() if moved else node.by)}
+    return [k for k in range(columns) if k not in alike]
+
+
+def member_words(
+    node: Group, columns: int, *, moved: bool
+) -> tuple[int, list[int], list[int], list[int]]:
+    """What C reads of members that have so many columns: words of a record; and which of them tell
+    groups apart, by which members of a group are sorted, and which these have in common."""
+    keys, more, came = [AHEAD + column for column in node.by[::-1]], [_PLACE], AHEAD
+    twice = moved and not node.ordered
+    if not node.ordered:
+        came += columns if moved else 0
+        more = [came + column for column in _sorting(node, columns, moved=moved)]
+    width = AHEAD + (2 if twice else 1) * columns
+    return width, keys, more, [AHEAD + column for column in node.handles]
+
+
 @final
 class Members:
     """Those of the groups of one operator.
@@ -155,12 +176,7 @@ class Members:
     def _begun(self, columns: int, *, moved: bool) -> MemberRecords:
         """Records of members that have so many columns."""
         node = self._node
-        keys, more = [AHEAD + column for column in node.by[::-1]], [_PLACE]
-        if not node.ordered:
-            came = AHEAD + columns if moved else AHEAD
-            more = [came + column for column in self._sorting(columns, moved=moved)]
-        alike = [AHEAD + column for column in node.handles]
-        width = AHEAD + (2 if moved and not node.ordered else 1) * columns
+        width, keys, more, alike = member_words(node, columns, moved=moved)
         rest = {"keys": keys, "more": more, "alike": alike}
         return MemberRecords(columns, width, ordered=node.ordered, **rest)
 
@@ -191,12 +207,6 @@ class Members:
     def _sorted(self, keyed: IntArray, positions: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         keys = [keyed[column] for column in self._node.by]
         return _by_key(keys, positions if self._node.ordered else None)
-
-    def _sorting(self, columns: int, *, moved: bool) -> list[int]:
-        """Columns by which members of a group are sorted, of so many that they came with."""
-        # Those of a group are of one instance, and alike in its key where that is as it was.
-        alike = {INSTANCE, *(() if moved else self._node.by)}
-        return [k for k in range(columns) if k not in alike]
 
     def _check(
         self,
@@ -237,7 +247,7 @@ class Members:
             sizes: How many each has.
             moved: Whether columns of their key were others then.
         """
-        columns = [came[k] for k in self._sorting(len(came), moved=moved)]
+        columns = [came[k] for k in _sorting(self._node, len(came), moved=moved)]
         if _ascend(columns, strictly=False):  # so they are in each group
             return order
         group = np.arange(sizes.size).repeat(sizes)
