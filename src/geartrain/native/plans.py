@@ -40,7 +40,7 @@ class SourceHow(IntEnum):
 
 
 @final
-class Entering(NamedTuple):
+class EnteringRows(NamedTuple):
     """Rows that enter: the stage that gets them, int64 numbers and ``(columns, n)``."""
 
     stage: int
@@ -65,7 +65,7 @@ class PlannedRows:
         self._events, self._words = 256, 1 << 13  # of which there is room
 
     def make(
-        self, where: Rows, tables: Rows, entering: Sequence[Entering], counts: Sequence[int]
+        self, where: Rows, tables: Rows, entering: Sequence[EnteringRows], counts: Sequence[int]
     ) -> tuple[list[list[int]], Rows, list[int]] | None:
         """What becomes of rows that enter.
 

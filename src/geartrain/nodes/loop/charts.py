@@ -19,10 +19,11 @@ import numpy as np
 
 from geartrain.frames.frame import Schema, View
 from geartrain.frames.message import INSTANCE, VERTEX, Forward, IntArray, distinct, ranges
+from geartrain.native import library
 from geartrain.native.groups import AHEAD
 from geartrain.native.plans import (
     MOST_MODULES,
-    Entering,
+    EnteringRows,
     EventKind,
     PlannedRows,
     SourceHow,
@@ -149,7 +150,7 @@ class Chart:
         Returns:
             Where rows have gone round, and the slots of their instances; None: it refuses.
         """
-        if self._refused >= _IN_VAIN or plan.numbers.places:
+        if self._refused >= _IN_VAIN or plan.numbers.places or library.current() is None:
             return None
         passed = self._made(plan)
         self._refused = 0 if passed is not None else self._refused + 1
@@ -157,7 +158,7 @@ class Chart:
 
     def _made(self, plan: LoopPlan) -> list[tuple[tuple[int, int], IntArray]] | None:
         entering = [
-            Entering(k, np.ascontiguousarray(rows.numbers), np.ascontiguousarray(rows.state))
+            EnteringRows(k, np.ascontiguousarray(rows.numbers), np.ascontiguousarray(rows.state))
             for k, stage in enumerate(self._stages)
             for rows in stage.waiting[0]
         ]
