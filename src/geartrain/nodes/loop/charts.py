@@ -187,11 +187,11 @@ class Chart:
             if stage.waiting[0]:
                 stage.take(0)
                 stage.sent = False
-        return _Told(self._stages, self._backs, len(state), *found[:2]).fill(plan, found[2])
+        return _PlanTold(self._stages, self._backs, len(state), *found[:2]).fill(plan, found[2])
 
 
 @final
-class _Told:
+class _PlanTold:
     """What C tells of a plan.
 
     Args:
