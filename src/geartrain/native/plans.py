@@ -16,6 +16,8 @@ MOST_MODULES: Final = 62
 """Modules of a loop that are told apart by the bits of a number."""
 _CROWDED: Final = 1  # of what C returns
 _MOST_WORDS: Final = 1 << 24
+_VISITS: Final = 4
+"""So often rows of a vertex are told of, most of the time."""
 
 
 @final
@@ -88,6 +90,8 @@ class PlannedRows:
             for word in (one.stage, one.numbers.size, pointer(one.numbers), pointer(one.state))
         ]
         came = np.array(words, np.int64)
+        usual = _VISITS * tables.shape[1] * (1 + len(entering[0].state))
+        self._words = max(self._words, usual)
         while True:
             now, sizes = np.array(counts, np.int64), np.array(self._sizes, np.int64)
             events = np.empty((self._events, EVENT_WORDS), np.int64)
