@@ -1,7 +1,8 @@
 /* Native kernels in plain C: no torch, no Python, no state but the count of products and whose
  * threads to use; and no model.
  *
- *     kernels.c     what knows no type: rows.inc, threads.inc, rings.inc; and kernels.inc twice
+ *     kernels.c     what knows no type: rows.inc, groups.inc, plans.inc, threads.inc, rings.inc;
+ *                   and kernels.inc twice
  *     kernels.inc   what computes, once for float and once for double, and
  *     maps.inc, steps.inc  small linear maps; steps of optimisers
  *     sums.inc      gradients of weights from what waits for a step
@@ -63,6 +64,8 @@ static void turn(const float *x, int64_t x_stride, float *y, int64_t y_stride) {
 #if IN(1)
 FOR_MODELS int64_t counters;
 #include "rows.inc"
+#include "groups.inc"
+#include "plans.inc"
 #include "threads.inc"
 #include "rings.inc"
 #endif

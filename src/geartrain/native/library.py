@@ -51,6 +51,8 @@ _N, _P, _R = WORD, POINTER, ctypes.c_double
 _MOVE: Final = (BYTES, _N)
 _TRANSPOSE: Final = (_N, _N, _P, _P)
 _RELEASE: Final = (_N, _P, _N, *[_P] * 4)
+_COLLECT: Final = (_P, _N, _P, _N, BYTES, _N, *[_P] * 4)
+_PLAN: Final = (_P, _P, _N, _P, _N, _N, *[_P] * 5)
 _COUNT: Final = (_N,)
 _NOTE: Final = (_N, _P)
 _RINGS: Final[Mapping[str, Arguments]] = {
@@ -145,7 +147,8 @@ class Library:
         paths: The shared object, and those of the extensions that were added, in that order.
 
     ``move``, ``transpose`` and ``typed[dtype][name]`` are pairs ``(keeping, freeing)``;
-    ``release``, ``rings[name]`` and ``plain[name]`` keep. Those of extensions are among them.
+    ``release``, ``collect``, ``plan``, ``rings[name]`` and ``plain[name]`` keep. Those of
+    extensions are among them.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -159,6 +162,8 @@ class Library:
             self.move = tuple(_declared(dll, "move_rows", _MOVE) for dll in both)
             self.transpose = tuple(_declared(dll, "transpose", _TRANSPOSE) for dll in both)
             self.release = _declared(kept, "release_rows", _RELEASE)
+            self.collect = _declared(kept, "collect_members", _COLLECT)
+            self.plan = _declared(kept, "plan_rows", _PLAN)
             use = _declared(kept, "use_threads", (_P,))
             use(_threads_of_torch())
             self.count = _declared(kept, "count_products", _COUNT)

@@ -14,9 +14,9 @@ ours.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from geartrain.frames.message import CONTROLLER, INSTANCE, ROW_BITS, Backward, F
 from geartrain.nodes.node import Place
 
 assert CONTROLLER == 0  # a slot is its own address at the controller
+_INSIDE: Final = frozenset(("vertex", "edge"))
+"""Columns that are numbered inside their instance by who moves rows, and in the arena by us."""
 
 
 @final
@@ -78,13 +80,7 @@ class Route(AbstractStep):
         self._choose, self._ways, self._halved = choose, ways, halves
 
     def apply(self, batch: Forward) -> Passage:
-        choice = _array(self._choose(self.place.view(batch)))
-        if choice.shape != (len(batch),):
-            raise GraphError(
-                f"'{self.name}': its function returned shape {choice.shape} for "
-                f"{_came(batch)}; it gets columns and returns a column"
-            )
-        self._check_kind(choice)
+        choice = self._chosen(batch, self.place.view(batch))
         if self._halved:
             return self._halves(batch, choice if choice.dtype == np.bool_ else choice != 0)
         ports = choice.astype(np.int64)
@@ -107,6 +103,28 @@ class Route(AbstractStep):
                 if end > begin
             ]
         )
+
+    @property
+    def ways(self) -> int:
+        """Number of output ports."""
+        return self._ways
+
+    def ports(self, batch: Forward, view: View) -> IntArray:
+        """By which port each row would leave, maybe one that there is not."""
+        choice = self._chosen(batch, view)
+        ports: IntArray = choice == 0 if self._halved else choice
+        return ports.astype(np.int64)
+
+    def _chosen(self, batch: Forward, view: View) -> Any:
+        """What the function says of rows."""
+        choice = _array(self._choose(view))
+        if choice.shape != (len(batch),):
+            raise GraphError(
+                f"'{self.name}': its function returned shape {choice.shape} for "
+                f"{_came(batch)}; it gets columns and returns a column"
+            )
+        self._check_kind(choice)
+        return choice
 
     def _check_kind(self, choice: Any) -> None:
         if choice.dtype.kind in ("biu" if self._halved else "iu"):
@@ -165,6 +183,29 @@ class Move(AbstractStep):
         """The new state of rows; only the state of ``batch`` is read."""
         state = batch.state.copy()
         columns = self.place.schema.state
+        for name, value in self._values(batch, view):
+            if name in _INSIDE:
+                value = self._absolute(batch, value, name)
+            state[columns[name]] = value
+        return state
+
+    def columns(self, batch: Forward, view: View) -> Iterator[tuple[int, IntArray]]:
+        """What columns of rows become, each; -1: a vertex or edge that there is not."""
+        for name, value in self._values(batch, view):
+            found = np.empty(len(batch), np.int64)
+            found[:] = value
+            if name in _INSIDE:
+                bad, moved = self._inside(batch, found, name)
+                found = np.where(bad, -1, moved)
+            yield self.place.schema.state[name], found
+
+    @property
+    def moves(self) -> list[int]:
+        """The columns that get new values."""
+        return [self.place.schema.state[name] for name in self._fields]
+
+    def _values(self, batch: Forward, view: View) -> Iterator[tuple[str, IntArray]]:
+        """What functions say of rows, by the name of the column that gets it."""
         for name, function in self._fields.items():
             value = _array(function(view) if callable(function) else function)
             if value.dtype.kind not in "iub" or value.shape not in ((), (len(batch),)):
@@ -173,22 +214,23 @@ class Move(AbstractStep):
                     f"{_came(batch)}; a state column is integers, one a "
                     f"{'row' if batch.lengths is None else 'bundle'}"
                 )
-            if name == "vertex":
-                value = self._absolute(batch, value, "vertex")
-            elif name == "edge":
-                value = self._absolute(batch, value, "edge")
-            state[columns[name]] = value
-        return state
+            yield name, value
 
-    def _absolute(self, batch: Forward, value: IntArray, kind: str) -> IntArray:
-        value = np.array(value, np.int64)  # ours: checked is what is used
+    def _inside(self, batch: Forward, value: IntArray, kind: str) -> tuple[Any, IntArray]:
+        """Vertices or edges of rows' instances: which there are not, and where they all are."""
         arena, slots = self.place.arena, batch.state[INSTANCE]
         base, size = (
             (arena.base, arena.size) if kind == "vertex" else (arena.edge_base, arena.edge_size)
         )
-        sizes = size.take(slots)
-        bad = value.view(np.uint64) >= sizes.view(np.uint64)  # or negative
+        bad = value.view(np.uint64) >= size.take(slots).view(np.uint64)  # or negative
+        return bad, value + base.take(slots)
+
+    def _absolute(self, batch: Forward, value: IntArray, kind: str) -> IntArray:
+        value = np.array(value, np.int64)  # ours: checked is what is used
+        bad, moved = self._inside(batch, value, kind)
         if bad.any():
+            arena, slots = self.place.arena, batch.state[INSTANCE]
+            size = arena.size if kind == "vertex" else arena.edge_size
             i = int(np.flatnonzero(bad)[0])
             slot = int(slots[i])
             at = int(np.broadcast_to(value, slots.shape)[i])
@@ -197,7 +239,6 @@ class Move(AbstractStep):
                 f"instance has {kind} 0..{int(size[slot]) - 1}; split such rows off with where() "
                 "first"
             )
-        moved: IntArray = value + base.take(slots)
         return moved
 
 

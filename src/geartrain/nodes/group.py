@@ -141,14 +141,34 @@ class Group(AbstractNode):
         if isinstance(sizes, int):
             all_sizes = np.full(n, sizes, np.int64)
         else:
-            all_sizes = self._sizes(_column_of(sizes, view))
-        position = np.zeros(n, np.int64) if self._order is None else _column_of(self._order, view)
+            all_sizes = self._sizes(column_of(sizes, view))
+        position = np.zeros(n, np.int64) if self._order is None else column_of(self._order, view)
         return MemberColumns(keyed, all_sizes, position)
+
+    @property
+    def moving(self) -> Move | None:
+        """What sets key columns before."""
+        return self._move
+
+    @property
+    def size(self) -> int | Column:
+        """How many members a group has."""
+        return self._size
+
+    @property
+    def order(self) -> Column | None:
+        """The place of a member."""
+        return self._order
 
     @property
     def by(self) -> list[int]:
         """State columns that members of a group agree in."""
         return self._by
+
+    @property
+    def handles(self) -> list[int]:
+        """State columns in which they agree as well: handles of memories."""
+        return self._handles
 
     @property
     def reads_memory(self) -> bool:
@@ -202,7 +222,7 @@ class Group(AbstractNode):
         if isinstance(size, int):
             sizes = np.full(rows.size, size, np.int64)
         else:
-            sizes = self._sizes(_column_of(size, view)[rows])
+            sizes = self._sizes(column_of(size, view)[rows])
         start = self._groups.allocate(rows.size)
         end = start + rows.size
         self._groups["start"][start:end] = allocate_ragged(self._cells, sizes)
@@ -243,7 +263,7 @@ class Group(AbstractNode):
         if self._order is None:
             position = self._groups["arrived"][groups] + _rank(groups)
         else:
-            position = _column_of(self._order, view)
+            position = column_of(self._order, view)
         cells = self._groups["start"][groups] + position
         wrong: NDArray[np.bool_] = (position < 0) | (position >= sizes)
         if not wrong.any():
@@ -390,7 +410,7 @@ class Group(AbstractNode):
         return self.key(self._groups.state[:, group])
 
 
-def _column_of(what: Column, view: View) -> IntArray:
+def column_of(what: Column, view: View) -> IntArray:
     """A column named or computed: ours, so that what is checked is what is used."""
     return np.array(getattr(view, what) if isinstance(what, str) else what(view), np.int64)
 

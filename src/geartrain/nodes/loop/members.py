@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geartrain.frames.message import INSTANCE, VERTEX, IntArray
+from geartrain.native.groups import AHEAD, MemberRecords
 from geartrain.nodes.group import Group
 from geartrain.nodes.join import JoinNode
 
@@ -27,6 +28,8 @@ _MANY: Final = 1024
 """Rows from which on it takes less to make one number of their keys than to sort by each."""
 _ROOM: Final = 1 << 62
 _NONE: Final = np.zeros(0, np.int64)
+_PLACE: Final = 2
+"""Of the words of a record, that member's place in its group."""
 _ROWS: Final = 64
 """For so many there is room at first."""
 
@@ -106,6 +109,27 @@ def _repeated(places: IntArray, starts: IntArray) -> NDArray[np.bool_]:
     return same
 
 
+def _sorting(node: Group, columns: int, *, moved: bool) -> list[int]:
+    """Columns by which members of a group are sorted, of so many that they came with."""
+    # Those of a group are of one instance, and alike in its key where that is as it was.
+    alike = {INSTANCE, *(() if moved else node.by)}
+    return [k for k in range(columns) if k not in alike]
+
+
+def member_words(
+    node: Group, columns: int, *, moved: bool
+) -> tuple[int, list[int], list[int], list[int]]:
+    """What C reads of members that have so many columns: words of a record; and which of them tell
+    groups apart, by which members of a group are sorted, and which these have in common."""
+    keys, more, came = [AHEAD + column for column in node.by[::-1]], [_PLACE], AHEAD
+    twice = moved and not node.ordered
+    if not node.ordered:
+        came += columns if moved else 0
+        more = [came + column for column in _sorting(node, columns, moved=moved)]
+    width = AHEAD + (2 if twice else 1) * columns
+    return width, keys, more, [AHEAD + column for column in node.handles]
+
+
 @final
 class Members:
     """Those of the groups of one operator.
@@ -114,12 +138,11 @@ class Members:
         node: Says what columns mean, and refuses what is wrong.
     """
 
-    __slots__ = ("_node", "_waiting")
+    __slots__ = ("_node", "_records")
 
     def __init__(self, node: Group) -> None:
         self._node = node
-        # Of members: numbers, sizes, positions, columns and maybe what these were as they came.
-        self._waiting: list[IntArray] | None = None
+        self._records: MemberRecords | None = None
 
     def complete(self, numbers: IntArray, state: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Take members in, and forget the groups that are complete by that.
@@ -141,10 +164,30 @@ class Members:
         moved = told.state is not state
         if moved and not node.ordered:
             every.append(state)  # by which they are sorted: what it was before it moved
-        if self._waiting is not None:
-            both = zip(self._waiting, every, strict=True)
-            every = [np.concatenate(pair, axis=-1) for pair in both]
-        numbers, sizes, positions, keyed = every[:4]
+        records = self._records
+        if records is None:
+            records = self._records = self._begun(len(state), moved=moved)
+        every = [x if x.flags.c_contiguous else np.ascontiguousarray(x) for x in every]
+        found = records.collect(every) or self._looked_through(records, every, moved=moved)
+        if found[1].size:
+            node.check(found[1])
+        return found
+
+    def _begun(self, columns: int, *, moved: bool) -> MemberRecords:
+        """Records of members that have so many columns."""
+        node = self._node
+        width, keys, more, alike = member_words(node, columns, moved=moved)
+        rest = {"keys": keys, "more": more, "alike": alike}
+        return MemberRecords(columns, width, ordered=node.ordered, **rest)
+
+    def _looked_through(
+        self, records: MemberRecords, came: Sequence[IntArray], *, moved: bool
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """The twin of ``MemberRecords.collect``, which says what is refused."""
+        node, columns = self._node, len(came[AHEAD])
+        every = np.concatenate([records.waiting, np.vstack(came)], axis=1)
+        numbers, sizes, positions = every[:AHEAD]
+        keyed = every[AHEAD : AHEAD + columns]
         order, starts, counts = self._sorted(keyed, positions)
         # As they came: the first has the group's size.
         first = np.minimum.reduceat(order, starts) if node.ordered else order.take(starts)
@@ -152,20 +195,13 @@ class Members:
         self._check(keyed, positions, order, starts, counts, first, sizes)
         complete = counts == sizes
         (done,) = complete.nonzero()
-        if not done.size:
-            self._waiting = every
-            return _NONE, _NONE, state[:, :0]
-        if done.size < counts.size:
-            mask = complete.repeat(counts)
-            left = order[~mask]
-            left.sort()  # as they came
-            self._waiting = [x.take(left, -1) for x in every]
-            order, first, sizes = order[mask], first[done], sizes[done]
-        else:
-            self._waiting = None
-        if not node.ordered:
-            order = self._by_state(every[-1], order, sizes, moved=moved)
-        node.check(sizes)
+        mask = complete.repeat(counts)
+        left = order[~mask]
+        left.sort()  # as they came
+        records.keep(every.take(left, 1))
+        order, first, sizes = order[mask], first[done], sizes[done]
+        if not node.ordered and done.size:
+            order = self._by_state(every[-columns:], order, sizes, moved=moved)
         return numbers.take(order), sizes, keyed.take(first, 1)
 
     def _sorted(self, keyed: IntArray, positions: IntArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -211,9 +247,7 @@ class Members:
             sizes: How many each has.
             moved: Whether columns of their key were others then.
         """
-        # Those of a group are of one instance, and alike in its key where that is as it was.
-        alike = {INSTANCE, *(() if moved else self._node.by)}
-        columns = [came[k] for k in range(len(came)) if k not in alike]
+        columns = [came[k] for k in _sorting(self._node, len(came), moved=moved)]
         if _ascend(columns, strictly=False):  # so they are in each group
             return order
         group = np.arange(sizes.size).repeat(sizes)
@@ -221,9 +255,11 @@ class Members:
 
     def story(self) -> list[str]:
         """Who waits for whom, a line each."""
-        if self._waiting is None:
+        waiting = None if self._records is None else self._records.waiting
+        if waiting is None or not waiting.size:
             return []
-        _, sizes, positions, keyed = self._waiting[:4]
+        _, sizes, positions = waiting[:AHEAD]
+        keyed = waiting[AHEAD:]
         order, starts, counts = self._sorted(keyed, positions)
         first = np.minimum.reduceat(order, starts)
         told = []

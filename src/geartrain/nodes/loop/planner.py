@@ -11,6 +11,7 @@ import numpy as np
 
 from geartrain.errors import StuckError
 from geartrain.frames.message import INSTANCE, IntArray
+from geartrain.nodes.loop.charts import Chart, Charting
 from geartrain.nodes.loop.numbers import Numbers
 from geartrain.nodes.loop.plan import (
     AbstractStage,
@@ -99,6 +100,8 @@ class Planner:
             id(stage): [c for c, at in zip(self._calls, both, strict=True) if id(stage) in at]
             for stage in self._collecting
         }
+        self._stages, self._looked = stages, False
+        self._chart: Chart | None = None
         self.watch: Watch | None = None
         self.window = 4096
         self._passed: Passed = []
@@ -134,6 +137,10 @@ class Planner:
             EndlessLoopError: Rows go round too often.
             GraphError: A function cannot do with the columns that it gets.
         """
+        if plan.run is None and (passed := self._charted(plan)) is not None:
+            if self.watch is not None and passed:
+                self.watch(passed)
+            return
         self._passed, self._unseen = [], 0
         while True:
             self._settle(plan)
@@ -154,6 +161,14 @@ class Planner:
         if self.watch is not None and self._passed:
             self.watch(self._passed)
         self._check_empty()
+
+    def _charted(self, plan: LoopPlan) -> Passed | None:
+        """Have C make a plan, and where rows have gone round; None: it does not."""
+        if not self._looked:
+            self._looked = True
+            parts = self._passing, self._collecting, self._calls, self._masks, self._senders
+            self._chart = Charting(self._stages, *parts, ENOUGH).chart()
+        return None if self._chart is None else self._chart.plan(plan)
 
     def _ready(self) -> list[CallStage]:
         """Modules to be called now; others for which rows wait may be sent more by these."""

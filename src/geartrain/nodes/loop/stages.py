@@ -35,16 +35,16 @@ class StepStage(AbstractStage):
 
     def __init__(self, step: AbstractStep, source: AbstractValue | None) -> None:
         super().__init__()
-        self._step, self._source = step, source
+        self.step, self.source = step, source
 
     def apply(
         self, port: int, rows: RowNumbers, plan: LoopPlan
     ) -> Iterator[tuple[int, RowNumbers]]:
-        batch = plan.batch(rows, self._source)
+        batch = plan.batch(rows, self.source)
         try:
-            passage = self._step.apply(batch)
+            passage = self.step.apply(batch)
         except Exception as error:
-            _blame(self._step, rows, error)
+            _blame(self.step, rows, error)
             raise
         for way, sent in passage.forward:
             yield way, RowNumbers(sent.origin, sent.state)
@@ -150,7 +150,7 @@ class GroupStage(AbstractStage):
 
     def __init__(self, node: Group, value: Grouped) -> None:
         super().__init__()
-        self._node, self._value = node, value
+        self.node, self.value = node, value
         self._members = Members(node)
 
     def apply(
@@ -159,10 +159,10 @@ class GroupStage(AbstractStage):
         try:
             members, sizes, state = self._members.complete(rows.numbers, rows.state)
         except Exception as error:
-            _blame(self._node, rows, error)
+            _blame(self.node, rows, error)
             raise
         if sizes.size:
-            yield 0, RowNumbers(plan.numbers.group(self._value.number, members, sizes), state)
+            yield 0, RowNumbers(plan.numbers.group(self.value.number, members, sizes), state)
 
     def story(self) -> list[str]:
         return self._members.story()
@@ -201,12 +201,12 @@ class ExitStage(AbstractStage):
 
     def __init__(self, number: int, *, judged: bool = False) -> None:
         super().__init__()
-        self.number, self._judged = number, judged
+        self.number, self.judged = number, judged
 
     def apply(
         self, port: int, rows: RowNumbers, plan: LoopPlan
     ) -> Iterator[tuple[int, RowNumbers]]:
-        (plan.judged if self._judged else plan.exits)[self.number].append(rows)
+        (plan.judged if self.judged else plan.exits)[self.number].append(rows)
         return iter(())
 
 

@@ -1,0 +1,110 @@
+"""Plans of loops that run whole, made by C of tables; see plans.inc."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple, final
+
+import numpy as np
+
+from geartrain.native import library
+from geartrain.native.rows import Rows, pointer
+
+EVENT_WORDS: Final = 5
+MOST_MODULES: Final = 62
+"""Modules of a loop that are told apart by the bits of a number."""
+_CROWDED: Final = 1  # of what C returns
+_MOST_WORDS: Final = 1 << 24
+_VISITS: Final = 4
+"""So often rows of a vertex are told of, most of the time."""
+
+
+@final
+class StageKind(IntEnum):
+    """What a stage does."""
+
+    ROUTES, MOVES, PASSES, SWALLOWS, GROUPS, CALLS, LEAVES = range(7)
+
+
+@final
+class EventKind(IntEnum):
+    """What is told of a plan."""
+
+    A_CALL, AN_EXIT, SOME_GROUPS, A_ROUND = range(4)
+
+
+@final
+class SourceHow(IntEnum):
+    """Where a number comes from that is said of a row."""
+
+    GIVEN, OF_TABLE, OF_COLUMN, INSIDE = range(4)
+
+
+@final
+class EnteringRows(NamedTuple):
+    """Rows that enter: the stage that gets them, int64 numbers and ``(columns, n)``."""
+
+    stage: int
+    numbers: Rows
+    state: Rows
+
+
+@final
+class PlannedRows:
+    """Makes plans of one loop.
+
+    Args:
+        told: The loop, as C reads it.
+        rounds: Rows that go round, of which more are too many.
+    """
+
+    __slots__ = ("_at", "_events", "_rounds", "_told", "_words")
+
+    def __init__(self, told: Sequence[int], rounds: int) -> None:
+        self._told = np.array(told, np.int64)
+        self._at, self._rounds = pointer(self._told), rounds
+        self._events, self._words = 256, 1 << 13  # of which there is room
+
+    def make(
+        self, where: Rows, tables: Rows, entering: Sequence[EnteringRows], counts: Sequence[int]
+    ) -> tuple[list[list[int]], Rows, list[int]] | None:
+        """What becomes of rows that enter.
+
+        Args:
+            where: int64, by vertex its place in the tables, or -1.
+            tables: int64 ``(tables, places)``.
+            entering: The rows.
+            counts: Rows of each value before.
+
+        Returns:
+            The events, ``EVENT_WORDS`` each: of what, who, how many, what else, and where its words
+            are; these words; and the rows of each value then. None: it is for others to plan.
+        """
+        native = library.current()
+        if native is None:
+            return None
+        words = [
+            word
+            for one in entering
+            for word in (one.stage, one.numbers.size, pointer(one.numbers), pointer(one.state))
+        ]
+        came = np.array(words, np.int64)
+        usual = _VISITS * tables.shape[1] * (1 + len(entering[0].state))
+        self._words = max(self._words, usual)
+        while True:
+            now, sizes = np.array(counts, np.int64), np.array(self._sizes, np.int64)
+            events = np.empty((self._events, EVENT_WORDS), np.int64)
+            out = np.empty(self._words, np.int64)
+            rest = [pointer(each) for each in (came, now, sizes, events, out)]
+            found = (pointer(where), where.size, pointer(tables), tables.shape[1])
+            trouble = native.plan(self._at, *found, len(entering), *rest)
+            if not trouble:
+                return events[: int(sizes[0])].tolist(), out, now.tolist()
+            if trouble != _CROWDED or self._words >= _MOST_WORDS:
+                return None
+            self._events, self._words = 2 * self._events, 2 * self._words
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [self._events, self._words, self._rounds]
