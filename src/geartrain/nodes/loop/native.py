@@ -176,7 +176,7 @@ class NativeCalls:
         elif tensors is not None and self._hoist(stage, numbers, rows, tensors, columns):
             return
         module = None if tensors is None else modules.shaped(stage, tensors, columns, len(rows))
-        if module is None or tensors is None or not module.accepts(rows, lengths):
+        if module is None or tensors is None or not module.accepts(rows, lengths, self._held):
             modules.found[k] = None
             return
         modules.found[k] = module
