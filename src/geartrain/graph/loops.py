@@ -166,7 +166,8 @@ class _Known:
                 break
             outside = self._reading_outside(region.operators)
             if outside is not None:
-                region.operators = self._with(outside, region.operators)
+                more = {outside} | self._loop_of(outside)
+                region.operators = self._closed(region.operators | more)
                 continue
             self._find_ports(region)
             gathering = self._gathering(region)
