@@ -171,10 +171,8 @@ class _Known:
                 continue
             self._find_ports(region)
             gathering = self._gathering(region)
-            if self._entering.are_bundles(region):
+            if gathering is None and self._entering.are_bundles(region):
                 region.counted = False
-                if gathering is not None:
-                    region.reason = f"bundles enter it, and '{gathering}' brings rows together"
                 break
             unknown = self._entering.count_into(region)
             if unknown is None:
@@ -360,9 +358,7 @@ class _Known:
         """It, when it is known which rows enter, or why it cannot run whole."""
         self._find_ports(region)
         gathering = self._gathering(region)
-        bundled = self._entering.are_bundles(region)
-        if bundled and gathering is not None:
-            region.reason = f"bundles enter it, and '{gathering}' brings rows together"
+        bundled = gathering is None and self._entering.are_bundles(region)
         unknown = None if bundled else self._entering.count_into(region)
         region.counted = not bundled and unknown is None
         if unknown is not None and gathering is not None:

@@ -200,7 +200,9 @@ class NativeCalls:
         if not isinstance(stage, CallStage) or not hoists.may(stage.number, len(rows)):
             return False
         shared = shared_rows(tensors, plan.numbers.counts)
-        if shared is None or any(plan.calls[n].together is not None for n in numbers.tolist()):
+        if shared is None or shared.read.number in plan.numbers.places:
+            return False
+        if any(plan.calls[n].together is not None for n in numbers.tolist()):
             return False
         self._inner[stage.number].width = self._modules.width
         samples = self._tables.samples(stage.number, tensors, columns)
