@@ -185,6 +185,31 @@ def goes_round(n: int, run: Any, detached: bool = False) -> Model:
     return joined(graph, made(encode=encode, cell=cell, first=first), plain, n)
 
 
+def put_together(n: int, run: Any) -> Model:
+    """Bundles enter, are held, taken apart by rows that read them, and put together again."""
+    torch.manual_seed(5)
+    encode, cell, first = Encode(), Cell(), First()
+    graph = Graph(value=("rows", "turns"))
+    rounds = graph.loop(name="rounds", run=run)
+    rounds.join(graph.input("x", bundle=True, t=0))
+    held = rounds.through(encode, name="encode", keep="activations").hold(name="held")
+    rows = held.ungroup(index="vertex").through(lambda k, v: v * k, name="rows")
+    new = rows.attend(held, cell, name="cell").move(t=lambda m: m.t + 1)
+    met = new.group(by="t", size="rows", order="vertex", how="bundle", name="met")
+    going, done = met.where(lambda m: m.t < m.turns)
+    rounds.join(going)
+    done.through(first, name="first", inside=True, pool=True).loss(loss)
+
+    def plain(given: gt.Instance) -> Tensor:
+        h = given.inputs["x"]
+        for _ in range(max(given.value["turns"], 1)):
+            keys, values = encode(h)
+            h = reading(cell, values * keys, (keys, values))
+        return loss(pooling(first, (h,))).sum()
+
+    return joined(graph, made(encode=encode, cell=cell, first=first), plain, n)
+
+
 def two_memories(n: int, run: Any) -> Model:
     """One is held before the loop and one in it; some rounds read the one, some both, some none."""
     torch.manual_seed(2)
@@ -301,6 +326,7 @@ MODELS: dict[str, Callable[[int, Any], Model]] = {
     "by dot products": partial(hears, attention=gt.nn.DotAttention),
     "bundles go round": goes_round,
     "a memory without a gradient": partial(goes_round, detached=True),
+    "bundles are put together again": put_together,
     "two memories": two_memories,
     "nested": nested,
     "read behind the loop": read_behind,
@@ -384,7 +410,7 @@ def read_in_c(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 IN_C = ["vertices hear one another", "two memories", "nested", "read behind the loop"]
-IN_C += ["payload decides"]
+IN_C += ["payload decides", "bundles are put together again"]
 
 
 @pytest.mark.parametrize("name", IN_C)
