@@ -79,6 +79,20 @@ class Cell(nn.Module):
         return torch.tanh(self.new(torch.cat([h, read], 1)))
 
 
+class Blank(nn.Module):
+    """A row for each bundle, of nothing that it holds."""
+
+    def forward(self, *given: Any) -> Tensor:
+        return given[0].new_zeros(len(given[-1].lengths), H)
+
+
+class Same(Cell):
+    """The same of one tensor, which is keys and values."""
+
+    def forward(self, h: Tensor, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(h, x, x, mask)
+
+
 class Add(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -254,10 +268,36 @@ def two_memories(n: int, run: Any) -> Model:
     return joined(graph, modules, plain, n)
 
 
-def nested(n: int, run: Any) -> Model:
+def as_it_is(n: int, run: Any, keep: Any = "auto") -> Model:
+    """What a group puts together is held as it is, read, and met again behind what has read it."""
+    torch.manual_seed(6)
+    cell, add, out = Same(), Add(), nn.Linear(H, H, dtype=F64)
+    graph = Graph(value=("rows", "turns"))
+    rounds = graph.loop(name="rounds", run=run)
+    rounds.join(graph.input("x", t=0).through(out, name="out", keep="activations"))
+    going, done = rounds.where(lambda m: m.t < m.turns)
+    together = going.group(by="t", size="rows", order="vertex", how="bundle", name="together")
+    held = together.hold(name="held")
+    rows = held.ungroup(index="vertex")
+    asked = graph.concat(rows, going, on=("vertex", "t"), how="tuple", name="asked")
+    heard = asked.attend(held, cell, name="cell", take=1, keep=keep)
+    met = graph.concat(rows, heard, on=("vertex", "t"), how="tuple", name="met")
+    rounds.join(met.through(add, name="add", keep="activations").move(t=lambda m: m.t + 1))
+    done.loss(loss)
+
+    def plain(given: gt.Instance) -> Tensor:
+        h = out(given.inputs["x"])
+        for _ in range(given.value["turns"]):
+            h = add(h, reading(cell, h, (h,)))
+        return loss(h).sum()
+
+    return joined(graph, made(cell=cell, add=add, out=out), plain, n)
+
+
+def nested(n: int, run: Any, pool: type[nn.Module] = First) -> Model:
     """What is held in a round is read several times by a loop in it."""
     torch.manual_seed(3)
-    encode, first, cell, add = Encode(), First(), Cell(), Add()
+    encode, first, cell, add = Encode(), pool(), Cell(), Add()
     graph = Graph(value=("rows", "turns"))
     rounds = graph.loop(name="rounds", run=run)
     rounds.join(graph.input("x", t=0))
@@ -284,7 +324,10 @@ def nested(n: int, run: Any) -> Model:
             h = add(h, row.expand_as(h))
         return loss(h).sum()
 
-    return joined(graph, made(encode=encode, first=first, cell=cell, add=add), plain, n)
+    modules = made(encode=encode, cell=cell, add=add)
+    if pool is First:
+        modules["first"] = first
+    return joined(graph, modules, plain, n)
 
 
 def read_behind(n: int, run: Any, decides: bool = False) -> Model:
@@ -328,7 +371,10 @@ MODELS: dict[str, Callable[[int, Any], Model]] = {
     "a memory without a gradient": partial(goes_round, detached=True),
     "bundles are put together again": put_together,
     "two memories": two_memories,
+    "as it is": as_it_is,
+    "as it is, and run again": partial(as_it_is, keep="inputs"),
     "nested": nested,
+    "nothing but read": partial(nested, pool=Blank),
     "read behind the loop": read_behind,
     "payload decides": partial(read_behind, decides=True),
 }
@@ -410,7 +456,7 @@ def read_in_c(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 IN_C = ["vertices hear one another", "two memories", "nested", "read behind the loop"]
-IN_C += ["payload decides", "bundles are put together again"]
+IN_C += ["payload decides", "bundles are put together again", "as it is", "nothing but read"]
 
 
 @pytest.mark.parametrize("name", IN_C)
