@@ -329,7 +329,7 @@ def test_a_loop_that_groups_what_looks_at_a_memory_waits_for_a_row_of_each_bundl
         return graph
 
     told = str(build("auto"))
-    assert "loop 'state' runs whole" in told and "'state' runs with end, loss" in told
+    assert "loop 'state' runs whole" in told and "'state' runs with start, end, loss" in told
     torch.manual_seed(7)
     data = [
         Instance(
@@ -345,15 +345,47 @@ def test_a_loop_that_groups_what_looks_at_a_memory_waits_for_a_row_of_each_bundl
     assert whole.sums["loss"][1] == 3
 
 
-def test_bundles_that_enter_a_loop_with_a_group_make_it_run_by_steps():
-    graph = Graph(value=("turns",))
-    state = graph.loop(name="state", run="auto")
-    state.join(graph.input("x", turn=0, bundle=True))
-    more, done = state.through(nn.Linear(2, 2), name="cell").where(lambda m: m.turn < m.turns)
-    rows = more.ungroup(index="part", name="parts").move(turn=lambda m: m.turn + 1)
-    state.join(rows.group(by="turn", size=2, how="bundle", name="bundle"))
-    done.loss(squared)
-    assert "runs by steps, as bundles enter it, and 'bundle' brings rows together" in str(graph)
+def rebundled(run: str, *, routed: bool = False) -> Graph:
+    """Bundles enter a loop, are taken apart and put together again; some of them by another way."""
+    torch.manual_seed(5)
+    graph = Graph(value=("turns", "many"))
+    state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+    came = graph.input("x", turn=0, bundle=True)
+    if routed:
+        odd, even = came.where(lambda m: m.turns % 2 > 0)
+        state.join(odd.through(nn.Linear(2, 2).double(), name="odd"))
+        state.join(even)
+    else:
+        state.join(came)
+    state.join(graph.input("more", turn=1, bundle=True))
+    cell = state.through(nn.Linear(2, 2).double(), name="cell")
+    more, done = cell.where(lambda m: m.turn < m.turns)
+    rows = more.ungroup(index="part", name="parts").move(turn=lambda m: m.turn + 2)
+    state.join(rows.group(by="turn", size="many", order="part", how="bundle", name="bundle"))
+    done.through(Total(), name="total", inside=True, pool=True).loss(squared)
+    return graph
+
+
+@pytest.mark.parametrize("most", [4096, 2])
+@pytest.mark.parametrize("routed", [False, True])
+def test_bundles_may_enter_a_loop_with_a_group(routed: bool, most: int) -> None:
+    torch.manual_seed(7)
+    data = [
+        Instance(
+            {
+                "x": torch.randn(size, 2, dtype=torch.float64),
+                "more": torch.randn(size if size % 2 else 0, 2, dtype=torch.float64),
+            },
+            value={"turns": turns, "many": size},
+        )
+        for size, turns in ((2, 1), (1, 4), (3, 3), (4, 0), (1, 2), (3, 5))
+    ]
+    build = partial(rebundled, routed=routed)
+    assert "loop 'state' runs whole" in str(build("auto"))
+    steps, whole = (accumulate(build(run), data, Order(max_rows=most)) for run in ("steps", "auto"))
+    assert len(loops_of(whole)) == 1
+    assert_same_gradients(whole.gradients, steps.gradients)
+    assert whole.sums["loss"] == pytest.approx(steps.sums["loss"])
 
 
 def test_a_route_that_says_how_many_rows_enter_runs_with_the_loop():

@@ -58,7 +58,7 @@ class Entering:
         """
         total: _Count = {}
         for source, port in self._sources(region):
-            _add(total, self._count(source, port, frozenset()))
+            _add(total, self._whole(source, port, frozenset()))
         settled = False
         while not settled:
             settled = True
@@ -71,7 +71,7 @@ class Entering:
                         del total["way", (number, k)]
                     before: _Count = {}
                     for source, port in ((s.id, p) for s, p in operator.sources[0]):
-                        _add(before, self._count(source, port, frozenset({number})))
+                        _add(before, self._whole(source, port, frozenset({number})))
                     (often,) = times
                     _add(total, {key: often * n for key, n in before.items()})
                     settled = False
@@ -81,6 +81,13 @@ class Entering:
         region.inputs = {key: n for (kind, key), n in total.items() if kind == "input"}
         region.bundles = {key: n for (kind, key), n in total.items() if kind == "bundle"}
         return None
+
+    def _whole(self, number: int, port: int, seen: frozenset[int]) -> _Count:
+        """What ``_count`` says, a bundle being one."""
+        found = self._count(number, port, seen)
+        if not self._bundled(number, port, frozenset()):
+            return found
+        return {("bundle" if kind == "input" else kind, key): n for (kind, key), n in found.items()}
 
     def _count(self, number: int, port: int, seen: frozenset[int]) -> _Count:
         operator = self._operators[number]

@@ -7,9 +7,11 @@ operators ─► stages: steps, groups and joins without payload; modules with t
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import final
+from types import UnionType
+from typing import TypeAlias, final
 
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema
@@ -48,6 +50,7 @@ from geartrain.nodes.loop.stages import (
     ExitStage,
     FlatmapStage,
     GroupStage,
+    HoldStage,
     JoinStage,
     PassStage,
     StepStage,
@@ -60,6 +63,9 @@ from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import Place
 from geartrain.nodes.structure import Flatmap, Ungroup
 from geartrain.nodes.weights import AbstractWeights
+
+Stream: TypeAlias = tuple[str, int, int]
+"""Rows that come to a port of an operator, ``in``, or leave by one, ``out``; both by number."""
 
 
 @final
@@ -90,7 +96,7 @@ class Looping(AbstractOperator):
 
     @property
     def memories(self) -> list[int]:
-        """Numbers of the operators that hold what is read in it."""
+        """Numbers of the operators outside that hold what is read in it."""
         return [memory.id for memory in memories_of(self.members, self.region)]
 
     def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
@@ -101,13 +107,13 @@ class Looping(AbstractOperator):
 
 
 def memories_of(operators: Sequence[AbstractOperator], region: Region) -> list[Holding]:
-    """What is read in a loop, each once."""
+    """What is held outside a loop and read in it, each once."""
     read = {
         o.memory.id: o.memory
         for o in operators
         if isinstance(o, Through) and o.memory is not None and o.id in region.operators
     }
-    return list(read.values())
+    return [memory for number, memory in read.items() if number not in region.operators]
 
 
 def make_loop(
@@ -128,7 +134,7 @@ def make_loop(
         readers: Output port in it to the input port that it leads to, merges resolved.
         throughs: By number of the operator, with a copy's own function, and its weights.
         precision: Of the rows.
-        held: By number of the operator that holds it, each memory that is read in the loop.
+        held: By number of the operator that holds it, each memory outside that is read in it.
         losses: By number of the operator, the number that each loss in it has among nodes.
     """
     return _Builder(looping, place, readers, throughs, precision, held, losses).nodes(door_place)
@@ -156,8 +162,8 @@ class _Builder:
         found = {o.id: self._picked(o) for o in looping.throughs}
         self._picks = {number: picks for number, picks in found.items() if picks is not None}
         self._count = 0
-        self._shared: dict[tuple[str, int, int], tuple[str, int, int]] = {}
-        self._made: dict[tuple[str, int, int], AbstractValue] = {}
+        self._shared: dict[Stream, Stream] = {}
+        self._made: dict[Stream, AbstractValue] = {}
         self._stages: dict[int, AbstractStage] = {}
         self._inner: list[Inner] = []
 
@@ -183,11 +189,11 @@ class _Builder:
                 else:
                     reader, into = self._readers[here]
                     target = self._stages[reader], into
-                own = self._own.get(("out", *here))
-                met = self._value(("out", *here))
-                if own is not None and own is not met:
+                made = self._own.get(("out", *here)) or self._value(("out", *here))
+                met = self._met(here)
+                if made is not met:
                     assert isinstance(met, Stored)
-                    store = StoreStage(len(between), own, met)
+                    store = StoreStage(len(between), made, met)
                     store.leads(0, *target)
                     between.append(store)
                     target = store, 0
@@ -210,8 +216,9 @@ class _Builder:
             entering,
             leaving,
             ahead=set(region.deciding) <= set(region.deciders.parting),
-            gathers=any(isinstance(o, Grouping | Joining) for o in self._members.values()),
-            tapes=not any(isinstance(o, Grouping | Ungrouping) for o in self._members.values()),
+            gathers=self._has(Grouping | Joining),
+            holds=self._has(Holding),
+            tapes=not self._has(Grouping | Ungrouping | Holding),
             losses=self._judged,
             parted=[
                 v for v in {*self._made.values(), *self._own.values()} if isinstance(v, Parted)
@@ -220,11 +227,13 @@ class _Builder:
         door.beside = node.id
         return door, node
 
+    def _has(self, kinds: UnionType | type[AbstractOperator]) -> bool:
+        return any(isinstance(o, kinds) for o in self._members.values())
+
     # Which streams have rows of one value.
 
     def _share(self) -> None:
         """Streams that lead into one another share a value; so do those before one reader."""
-        producers: dict[tuple[str, int, int], list[tuple[str, int, int]]] = {}
         for operator in self._members.values():
             passes = isinstance(operator, Routing | Moving | Copying | Flatmapping)
             for port in range(operator.ways):
@@ -233,53 +242,73 @@ class _Builder:
                     self._unite(here, ("in", operator.id, 0))
                 if (operator.id, port) not in self._region.exits:
                     self._unite(here, ("in", *self._readers[operator.id, port]))
+        self._own: dict[Stream, AbstractValue] = {}
+        self._alone = self._made_alone()
         for operator in self._members.values():
-            if not isinstance(operator, Routing | Moving | Copying | Flatmapping | Stopping):
-                for port in range(operator.ways):
-                    here = "out", operator.id, port
-                    producers.setdefault(self._root(here), []).append(here)
-        for reader, into in self._region.entries:
-            here = "in", reader, into
-            producers.setdefault(self._root(here), []).append(here)
-        self._own: dict[tuple[str, int, int], AbstractValue] = {}
-        self._alone = {root for root, found in producers.items() if len(found) == 1}
+            if isinstance(operator, Holding) and self._maker(("in", operator.id, 0)) is None:
+                self._unite(("out", operator.id, 0), ("in", operator.id, 0))
+                self._alone = self._made_alone()
 
-    def _root(self, key: tuple[str, int, int]) -> tuple[str, int, int]:
+    def _made_alone(self) -> set[Stream]:
+        """Streams whose rows are all made by one operator, or enter at one place."""
+        passing = Routing | Moving | Copying | Flatmapping | Stopping
+        times: Counter[Stream] = Counter()
+        for operator in self._members.values():
+            copies = not isinstance(operator, Holding) or self._is_copied(operator)
+            if copies and not isinstance(operator, passing):
+                times.update(self._root(("out", operator.id, k)) for k in range(operator.ways))
+        times.update(self._root(("in", *port)) for port in self._region.entries)
+        return {root for root, n in times.items() if n == 1}
+
+    def _is_copied(self, holding: Holding) -> bool:
+        """Whether bundles are copied to where they are held: they lie nowhere side by side."""
+        return self._root(("in", holding.id, 0)) != self._root(("out", holding.id, 0))
+
+    def _met(self, here: Port) -> AbstractValue:
+        """The value that rows of a port are of where they come to."""
+        reader = None
+        if here not in self._region.exits:
+            reader = self._members[self._readers[here][0]]
+        if isinstance(reader, Holding):
+            return self._value(("out", reader.id, 0))
+        return self._value(("out", *here))
+
+    def _root(self, key: Stream) -> Stream:
         while key in self._shared:
             key = self._shared[key]
         return key
 
-    def _unite(self, a: tuple[str, int, int], b: tuple[str, int, int]) -> None:
+    def _unite(self, a: Stream, b: Stream) -> None:
         a, b = self._root(a), self._root(b)
         if a != b:
             self._shared[a] = b
 
-    def _value(self, key: tuple[str, int, int]) -> AbstractValue:
+    def _value(self, key: Stream) -> AbstractValue:
         """The value that a stream has rows of."""
         root = self._root(key)
         found = self._made.get(root)
         if found is None:
-            virtual = self._virtual_of(root) if root in self._alone else None
-            if virtual is not None:
-                return self._made[root]
-            found = self._made[root] = Stored(self._number())
+            maker = self._maker(root)
+            found = Stored(self._number()) if maker is None else self._virtual(*maker)
+            self._made[root] = found
         return found
 
     def _number(self) -> int:
         self._count += 1
         return self._count - 1
 
-    def _virtual_of(self, root: tuple[str, int, int]) -> AbstractValue | None:
-        """Make the value of what alone makes a stream's rows, if it computes nothing."""
+    def _maker(self, key: Stream) -> tuple[AbstractOperator, int] | None:
+        """What alone makes a stream's rows, if it computes nothing, and its port."""
+        root = self._root(key)
+        if root not in self._alone:
+            return None
         for operator in self._members.values():
             for port in range(operator.ways):
                 if self._root(("out", operator.id, port)) == root and (
                     isinstance(operator, Grouping | Joining | Splitting | Detaching | Ungrouping)
                     or operator.id in self._picks
                 ):
-                    found = self._virtual(operator, port)
-                    self._made[root] = found
-                    return found
+                    return operator, port
         return None
 
     def _virtual(self, operator: AbstractOperator, port: int) -> AbstractValue:
@@ -330,10 +359,8 @@ class _Builder:
             source = self._value(("in", operator.id, 0))
             self._judged.append(Judged(operator.objective(place), source))
             return ExitStage(len(self._judged) - 1, judged=True)
-        if isinstance(operator, Copying):
-            return PassStage(operator.ways)
-        if isinstance(operator, Splitting | Detaching):
-            for port in range(operator.ways):
+        if isinstance(operator, Copying | Splitting | Detaching):
+            for port in range(0 if isinstance(operator, Copying) else operator.ways):
                 self._virtual(operator, port)
             return PassStage(operator.ways)
         if isinstance(operator, Joining):
@@ -343,6 +370,8 @@ class _Builder:
             made = other.make(place, None)
             assert isinstance(made, JoinNode) and isinstance(joined, SideBySide)
             return JoinStage(made, joined, len(operator.sources))
+        if isinstance(operator, Holding):
+            return HoldStage(place.schema.state[operator.column])
         made = operator.make(place, None)
         if isinstance(operator, Grouping):
             grouped = self._virtual(operator, 0)
@@ -373,7 +402,7 @@ class _Builder:
         else:
             call, kernel = through.computed_with_memory(self._precision)
             column = place.schema.state[operator.memory.column]
-            reads = Reads(self._held[operator.memory.id], column)
+            reads = Reads(self._memory(operator.memory), column)
         source = self._value(("in", operator.id, 0))
         into = self._value(("out", operator.id, 0))
         assert isinstance(into, Stored)
@@ -381,6 +410,14 @@ class _Builder:
         alone = operator.memory is not None or call.inside or call.pool or call.read
         kin = None if alone else (source.number, into.number, call.take)
         return CallStage(len(self._inner) - 1, source, into, pools=call.pool, kin=kin)
+
+    def _memory(self, memory: Holding) -> Held | Stored:
+        """What is read: held outside, or a value."""
+        if memory.id not in self._members:
+            return self._held[memory.id]
+        value = self._value(("out", memory.id, 0))
+        assert isinstance(value, Stored)
+        return value
 
 
 def _ungrouping(made: Ungroup, value: AbstractValue) -> AbstractStage:

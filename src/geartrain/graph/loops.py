@@ -164,12 +164,15 @@ class _Known:
             region.reason = self._obstacle(region.operators)
             if region.reason is not None:
                 break
+            outside = self._reading_outside(region.operators)
+            if outside is not None:
+                more = {outside} | self._loop_of(outside)
+                region.operators = self._closed(region.operators | more)
+                continue
             self._find_ports(region)
             gathering = self._gathering(region)
-            if self._entering.are_bundles(region):
+            if gathering is None and self._entering.are_bundles(region):
                 region.counted = False
-                if gathering is not None:
-                    region.reason = f"bundles enter it, and '{gathering}' brings rows together"
                 break
             unknown = self._entering.count_into(region)
             if unknown is None:
@@ -291,7 +294,7 @@ class _Known:
     def _may_tape(self, region: Region) -> bool:
         """Whether autograd may follow it, and modules in it want that."""
         inside = [self._operators[number] for number in region.operators]
-        if any(isinstance(o, Grouping | Ungrouping) for o in inside):
+        if any(isinstance(o, Grouping | Ungrouping | Holding) for o in inside):
             return False
         return any(isinstance(o, Through) and (o.call.inside or o.memory) for o in inside)
 
@@ -337,7 +340,7 @@ class _Known:
 
     def _may_be_inside(self, number: int) -> bool:
         operator = self._operators[number]
-        ends = isinstance(operator, Input | Losing | Merging | Outputting)
+        ends = isinstance(operator, Holding | Input | Losing | Merging | Outputting)
         return not ends and self._why_not(operator) is None
 
     def _parts_rows(self, members: Collection[int]) -> bool:
@@ -355,9 +358,7 @@ class _Known:
         """It, when it is known which rows enter, or why it cannot run whole."""
         self._find_ports(region)
         gathering = self._gathering(region)
-        bundled = self._entering.are_bundles(region)
-        if bundled and gathering is not None:
-            region.reason = f"bundles enter it, and '{gathering}' brings rows together"
+        bundled = gathering is None and self._entering.are_bundles(region)
         unknown = None if bundled else self._entering.count_into(region)
         region.counted = not bundled and unknown is None
         if unknown is not None and gathering is not None:
@@ -430,8 +431,15 @@ class _Known:
             return "joins bundles"
         if isinstance(operator, Replaying):
             return "sends rows again"
-        if isinstance(operator, Holding):
-            return "holds bundles"
+        return None
+
+    def _reading_outside(self, operators: Collection[int]) -> int | None:
+        """An operator outside that reads what is held among these: it is gone when they are."""
+        for number in sorted(self._operators):
+            operator = self._operators[number]
+            memory = operator.memory if isinstance(operator, Through) else None
+            if memory is not None and memory.id in operators and number not in operators:
+                return number
         return None
 
     def _gathering(self, region: Region) -> str | None:

@@ -102,7 +102,8 @@ def _refuse_memories_answered_early(operators: Sequence[AbstractOperator]) -> No
                 or (isinstance(between, Through) and between.use is not None)
             ):
                 continue
-            for reader in reachable(between, ahead):
+            anew = ahead | {memory.id: []}  # it gives a handle of its own
+            for reader in reachable(between, anew):
                 if isinstance(reader, Through) and reader.memory is memory:
                     raise GraphError(
                         f"'{reader.name}' reads memory '{memory.name}' behind '{between.name}' "

@@ -34,6 +34,7 @@ MODULE_WORDS: Final = 2 * ROUTINE_WORDS + 7
 READ_WORDS: Final = 17
 CALL_WORDS: Final = 5
 VALUE_WORDS: Final = 3
+SEVERAL_WORDS: Final = 8
 READ_LIMIT, READ_FROM, READ_INTO, READ_BACK = 8, 9, 13, 16
 """Words of a read that are written anew."""
 

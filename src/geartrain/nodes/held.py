@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Final, final
 
 import numpy as np
@@ -20,8 +21,49 @@ _MOST_TENSORS: Final = 63
 """Which of them have got gradients are the bits of a number."""
 
 
+class AbstractHeld(ABC):
+    """Bundles that rows read by handle, and the sums of their gradients."""
+
+    @abstractmethod
+    def spans(self, handles: IntArray) -> tuple[IntArray, IntArray]:
+        """Where these bundles begin in ``payload``, and how many rows each has.
+
+        Raises:
+            ProtocolError: One of them is held no more.
+        """
+
+    @abstractmethod
+    def payload(self) -> Payload:
+        """The tensors ``(capacity, ...)`` in which the rows lie."""
+
+    @abstractmethod
+    def sums(self) -> Gradient:
+        """The sums of the gradients, as ``payload`` lies; None for integers."""
+
+    @abstractmethod
+    def wanted(self, handles: IntArray) -> bool:
+        """Whether anybody reads the gradient of some of these bundles."""
+
+    @abstractmethod
+    def add(
+        self, handles: IntArray, gradient: Gradient, cells: IntArray, rows: IntArray | None
+    ) -> None:
+        """Add to the sums.
+
+        Args:
+            handles: Of the bundles whose gradient it is.
+            gradient: By tensor of the memory; None is zero.
+            cells: Where to add.
+            rows: Rows of the gradient that are added there; None: all, in order.
+        """
+
+    @abstractmethod
+    def touch(self, handles: IntArray, gradient: Gradient) -> None:
+        """Remember which tensors of these bundles have got a gradient: those that are not None."""
+
+
 @final
-class Held:
+class Held(AbstractHeld):
     """The bundles that one memory holds, and the sums of their gradients.
 
     Tensor j of the bundles lies in buffer 2j, the sum of its gradients in buffer 2j + 1.
@@ -59,33 +101,33 @@ class Held:
                 cells.buffer(2 * j + 1, like, total)[first : first + total].zero_()
         return start
 
+    def spans(self, handles: IntArray) -> tuple[IntArray, IntArray]:
+        if not self.rows.are_waiting(handles):
+            raise ProtocolError(
+                f"rows read a bundle of '{self.name}' that it holds no more: it was answered "
+                "before all that reads it"
+            )
+        return self.rows["start"][handles], self.rows["length"][handles]
+
     def payload(self) -> Payload:
-        """The tensors ``(capacity, ...)`` in which the rows lie."""
         found = (self.cells.existing(2 * j) for j in range(self.width))
         return tuple(x for x in found if x is not None)
 
     def sums(self) -> Gradient:
-        """The sums of the gradients, as ``payload`` lies; None for integers."""
         return tuple(self.cells.existing(2 * j + 1) for j in range(self.width))
+
+    def wanted(self, handles: IntArray) -> bool:
+        return bool((self.rows["origin"][handles] > ROW_MASK).any())
 
     def add(
         self, handles: IntArray, gradient: Gradient, cells: IntArray, rows: IntArray | None
     ) -> None:
-        """Add to the sums.
-
-        Args:
-            handles: Of the bundles whose gradient it is.
-            gradient: By tensor of the memory; None is zero.
-            cells: Where to add.
-            rows: Rows of the gradient that are added there; None: all, in order.
-        """
         for g, total in zip(gradient, self.sums(), strict=True):
             if g is not None and total is not None and cells.size:
                 add(total, cells, moved(g, total.device).to(total.dtype), rows)
         self.touch(handles, gradient)
 
     def touch(self, handles: IntArray, gradient: Gradient) -> None:
-        """Remember which tensors of these bundles have got a gradient: those that are not None."""
         bits = sum(1 << j for j, g in enumerate(gradient) if g is not None)
         self.rows["touched"][handles] |= bits
 
@@ -119,15 +161,12 @@ class Recalled:
         ProtocolError: A bundle is held no more.
     """
 
-    def __init__(self, held: Held, handles: IntArray, device: torch.device | None = None) -> None:
-        if not held.rows.are_waiting(handles):
-            raise ProtocolError(
-                f"rows read a bundle of '{held.name}' that it holds no more: it was answered "
-                "before all that reads it"
-            )
+    def __init__(
+        self, held: AbstractHeld, handles: IntArray, device: torch.device | None = None
+    ) -> None:
         self.held, self.handles, self._device = held, handles, device
         self.reached = handles
-        self.starts, self.lengths = held.rows["start"][handles], held.rows["length"][handles]
+        self.starts, self.lengths = held.spans(handles)
         self.longest = max(int(self.lengths.max(initial=1)), 1)
         self._cells: tuple[IntArray, IntArray | None] | None = None
 
@@ -144,7 +183,7 @@ class Recalled:
     @property
     def wanted(self) -> bool:
         """Whether anybody reads the gradient of what is held."""
-        return bool((self.held.rows["origin"][self.handles] > ROW_MASK).any())
+        return self.held.wanted(self.handles)
 
     def padded(self) -> tuple[Payload, Tensor]:
         """What each row reads, ``(n, longest, ...)``, with zeros behind its end; and the mask.

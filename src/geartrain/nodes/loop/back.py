@@ -103,7 +103,7 @@ class NativeReturn:
         if self._looks_back is None:
             both = zip(self._turn.plan.calls, self._turn.kept, strict=True)
             self._looks_back = any(
-                called.stage.source.looks_back
+                called.stage.source.looks_back or self._modules.recalls(called.stage)
                 for called, kept in both
                 if not isinstance(kept, NativeKept)
             )

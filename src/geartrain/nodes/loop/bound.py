@@ -103,13 +103,18 @@ class CalledModules:
             pools = stage.pools and inner.call.inside
             answers = self.ahead and not stage.pools and inner.reads is None
             return self._able[stage.number] and (pools or answers)
-        if called.lengths is not None:
+        if called.lengths is not None and not self.ahead:
             return False
         return self.number(stage) < self._most + STORES
 
     def looks_inside(self, stage: Stage) -> bool:
         """Whether a module sees that bundles are such."""
         return isinstance(stage, CallStage) and self._inner[stage.number].call.inside
+
+    def recalls(self, stage: Stage) -> bool:
+        """Whether a module reads a memory that is held in the loop."""
+        reads = self._inner[stage.number].reads if isinstance(stage, CallStage) else None
+        return reads is not None and reads.value >= 0
 
     def number(self, stage: Stage) -> int:
         """Of a module; copies have numbers behind those."""
@@ -165,7 +170,7 @@ class CalledModules:
         inner = self._inner[number]
         kernel: AnyKernel | None = inner.kernel
         if isinstance(kernel, RememberingRead) and inner.reads is not None:
-            return kernel, kernel.listed(samples, inner.reads.held.payload())
+            return kernel, kernel.listed(samples, inner.reads.memory(self._held).payload())
         if isinstance(kernel, Remembering) and inner.call.inside:
             return kernel, kernel.listed_inside(samples)
         if inner.call.inside or inner.reads is not None:
@@ -217,7 +222,9 @@ class CalledModules:
         rest = number, form, tensors, columns, into, self._held
         layout: CallLayout | SeveralLayout | None
         if isinstance(form, SeveralForm):
-            layout = self._tables.layout(SeveralLayout, *rest, as_asked=asked)
+            reads = self._inner[number].reads
+            memory = -1 if reads is None else reads.value
+            layout = self._tables.layout(SeveralLayout, *rest, memory, as_asked=asked)
         else:
             layout = self._tables.layout(CallLayout, *rest, as_asked=asked)
         if layout is not None:
@@ -250,7 +257,7 @@ class CalledModules:
                     some = _told(module, tensors)
             if module is None or k in self.given_up:
                 return []
-            if not module.accepts(called.rows, called.lengths):
+            if not module.accepts(called.rows, called.lengths, self._held):
                 return []
             modules.append((module, some))
         return modules

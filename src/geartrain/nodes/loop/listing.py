@@ -44,7 +44,8 @@ class Listing:
         self._tables: Tables | None = None
         self._hoists: Hoists | None = None
         self.firings = 0
-        self._in_vain: list[bool] | None = None  # modules that had programs when C made no call
+        self._now: list[bool] = []  # modules that had programs when a turn began
+        self._in_vain: list[bool] | None = None  # the same when C made no call
         self._asked = 0  # firings since then
         self._room: TurnRoom | None = None  # of a turn that is over
         self._by_itself: int | None = None  # calls of the last turn that C has not made
@@ -53,7 +54,7 @@ class Listing:
     def pays(self) -> bool:
         """Whether some module with weights has a program, now or since another fit, and C makes
         calls of such modules: rows that nobody but Python reads best stay where they are made."""
-        able = self._programs()
+        able = self._now = self._programs()
         if not any(able):
             return False
         self._asked += 1
@@ -112,8 +113,9 @@ class Listing:
         self._room = None
 
     def _called_in_vain(self, turn: Turn) -> list[bool] | None:
-        """Modules that have programs, if any of these was called; None: none was."""
-        able = self._programs()
+        """Modules that had programs, if any of these was called; None: none was. What has been
+        found to have one since then C has not been asked for."""
+        able = self._now
         stages = [called.stage for called in turn.plan.calls]
         some = any(isinstance(stage, CallStage) and able[stage.number] for stage in stages)
         return able if some else None

@@ -81,7 +81,7 @@ class TurnModule:
         """Whether its rows are gradient rows of its part."""
         return self.inner is None or self.inner.counts
 
-    def accepts(self, rows: RowNumbers, lengths: IntArray | None) -> bool:
+    def accepts(self, rows: RowNumbers, lengths: IntArray | None, held: FiringTensors) -> bool:
         """Whether C can call it with these rows next."""
         return lengths is None
 

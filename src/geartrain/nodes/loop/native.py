@@ -176,7 +176,7 @@ class NativeCalls:
         elif tensors is not None and self._hoist(stage, numbers, rows, tensors, columns):
             return
         module = None if tensors is None else modules.shaped(stage, tensors, columns, len(rows))
-        if module is None or tensors is None or not module.accepts(rows, lengths):
+        if module is None or tensors is None or not module.accepts(rows, lengths, self._held):
             modules.found[k] = None
             return
         modules.found[k] = module
@@ -200,7 +200,9 @@ class NativeCalls:
         if not isinstance(stage, CallStage) or not hoists.may(stage.number, len(rows)):
             return False
         shared = shared_rows(tensors, plan.numbers.counts)
-        if shared is None or any(plan.calls[n].together is not None for n in numbers.tolist()):
+        if shared is None or shared.read.number in plan.numbers.places:
+            return False
+        if any(plan.calls[n].together is not None for n in numbers.tolist()):
             return False
         self._inner[stage.number].width = self._modules.width
         samples = self._tables.samples(stage.number, tensors, columns)

@@ -94,6 +94,7 @@ class LoopNode(AbstractNode):
             it is known how many parts rows have.
         gathers: Whether groups or joins in it bring rows of many calls together, so that these are
             best in one buffer.
+        holds: Whether bundles are held in it, which are to be in one buffer.
         tapes: Whether autograd can follow all that is between its modules.
         losses: Those in it.
         parted: Values in it whose rows are parts of others.
@@ -110,6 +111,7 @@ class LoopNode(AbstractNode):
         *,
         ahead: bool = True,
         gathers: bool = True,
+        holds: bool = False,
         tapes: bool = False,
         losses: Sequence[Judged] = (),
         parted: Sequence[Parted] = (),
@@ -120,7 +122,7 @@ class LoopNode(AbstractNode):
         if losses:
             self.loss_name = "', '".join(each.objective.name for each in losses)
         self._ahead = ahead
-        self._tensors = FiringTensors if ahead and gathers else TapeTensors
+        self._tensors = FiringTensors if holds or (ahead and gathers) else TapeTensors
         self._door, self.planner, self._inner = door, planner, list(inner)
         self._entries, self._exits = entries, exits
         self._kernels = LoopKernels(self._inner)
@@ -415,7 +417,7 @@ class LoopNode(AbstractNode):
         if tape is not None:
             return tape.run(inner, kernel, inputs, called, inside)
         if isinstance(kernel, AbstractMemoryKernel):
-            memory = inner.recalled(called.rows.state, called.lengths)
+            memory = inner.recalled(turn.held, called.rows.state, called.lengths)
             if train and isinstance(kernel, RememberingRead):
                 outputs, recorded = kernel.record(inputs, memory)
                 return outputs, KeptCall(kernel, inputs, memory, None, recorded)
@@ -626,7 +628,7 @@ class LoopNode(AbstractNode):
         each = updates.get(inner.weights.name) if updates and inner.weights is not None else None
         try:
             with nullcontext() if each is None else into.of_updates(each[local]):
-                found = left.backward(inner, gradient, state, lengths, at, into)
+                found = left.backward(inner, held, gradient, state, lengths, at, into)
         except GeartrainError as error:
             error.add_note(story_of(inner, "backward", gradient, slots, number, turn))
             raise

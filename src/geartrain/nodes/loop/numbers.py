@@ -81,6 +81,11 @@ class Numbers:
         found = self._bundles.get(number)
         return None if found is None else found[1].values[rows]
 
+    def spans(self, number: int, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Where these rows of a value begin, which are bundles, and how many places each has."""
+        starts, lengths = (held.values for held in self._bundles[number])
+        return starts[rows], lengths[rows]
+
     def all_lengths(self, number: int) -> IntArray | None:
         """Places of all rows of a value, if they are bundles."""
         found = self._bundles.get(number)

@@ -58,7 +58,8 @@ class _Slots:
             if where in _VALUES:
                 j = number if where == "output" else form.tangents[number]
                 self._whose[slot], self._strides[slot] = RowsOf.OF_VALUE, rows[j]
-        self._several = np.array([0, 0, pointer(routine.steps.kinds), form.answers], np.int64)
+        self._several = np.zeros(calls.SEVERAL_WORDS, np.int64)
+        self._several[2:5] = pointer(routine.steps.kinds), form.answers, -1
 
     @property
     def words(self) -> tuple[int, ...]:
@@ -79,6 +80,16 @@ class _Slots:
         self._bases[:] = bases
         self._several[:2] = held, at["ends", 0]
 
+    def reach(self, value: int, cells: int, masks: IntArray) -> None:
+        """Have it note who has got a gradient of a value that rows read as a memory.
+
+        Args:
+            value: Its number.
+            cells: Where the places lie that they read.
+            masks: By column, the outputs that its gradient comes from, as bits.
+        """
+        self._several[4:] = value, cells, masks.size, pointer(masks)
+
 
 @final
 class SeveralLayout:
@@ -90,6 +101,7 @@ class SeveralLayout:
         columns: Tensors like the columns that it reads besides.
         into: The value that it makes rows of.
         held: Where the rows lie that it reads.
+        memory: The value that they read besides; -1: none, or it is held outside.
         as_asked: Whether all of it is rows of a stored value with the numbers that are asked for.
 
     Attributes:
@@ -107,9 +119,11 @@ class SeveralLayout:
         columns: Sequence[Tensor],
         into: int,
         held: FiringTensors,
+        memory: int,
         *,
         as_asked: bool,
     ) -> None:
+        self._memory = memory
         self.form, self.into, self.as_asked = form, into, as_asked and not form.inside
         self.payload, self.key = len(tensors), key_of(tensors)
         self.kinds = kinds_of(tensors, columns)
@@ -163,7 +177,9 @@ class SeveralLayout:
         lying += [lies for _, lies in form.gradients.values()]
         self.read_back = frozenset(j for how, j in lying if how == "output")
         """Columns of the value that it makes which the way back reads."""
-        self.values = list(dict.fromkeys([self.into, *[r.number for r, _ in self._pairs]]))
+        own = [self._memory] if self._memory >= 0 else []
+        numbers = [self.into, *[r.number for r, _ in self._pairs], *own]
+        self.values = list(dict.fromkeys(numbers))
         """Whose gradients the way back reads, or adds to."""
 
     def _lay_out_reads(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> None:
@@ -175,7 +191,10 @@ class SeveralLayout:
         self.many = [read.many for read, _ in self._pairs]
         """By read, the rows that lie side by side in a row."""
         self.looks_at = {(read.number, read.column) for read, _ in self._pairs if read.how == "max"}
-        """Columns of values in which the way back looks for the largest members."""
+        """Columns of values in which the way back looks for the largest members, or which it reads
+        as a memory."""
+        if self._memory >= 0:
+            self._lay_out_memory(held)
         self.reads = np.zeros((len(self._pairs), calls.READ_WORDS), np.int64)
         self._targets: list[Lies] = []
         for words, (read, (how, k)) in zip(self.reads, self._pairs, strict=True):
@@ -189,6 +208,14 @@ class SeveralLayout:
             kind = RowsOf.OF_VALUE if lies[0] in _VALUES else RowsOf.OF_MODULE
             words[:] = read_words(read, source, row, into, kind, mask)
             self._targets.append(("input", k) if asked else ("output", k))
+
+    def _lay_out_memory(self, held: FiringTensors) -> None:
+        """Of a value that rows read: which outputs its gradients come from."""
+        n, outputs = len(held.likes(self._memory) or ()), len(self.form.outputs)
+        came = [self.form.touched(1 << j) for j in range(outputs)]
+        masks = [sum([1 << j for j in range(outputs) if came[j][k]]) for k in range(n)]
+        self._masks = np.array(masks, np.int64)
+        self.looks_at |= {(self._memory, k) for k in range(n)}
 
     @cached_property
     def samples(self) -> tuple[Tensor, ...]:
@@ -254,6 +281,8 @@ class SeveralLayout:
         """
         slots = self._back if wanted else self._without
         slots.place(at, memory[0].shape[0] if memory else 0)
+        if self._memory >= 0:
+            slots.reach(self._memory, at["cells", 0], self._masks)
         n = calls.ROUTINE_WORDS
         self._words[n : 2 * n] = slots.words
         found: dict[Lies, int] = {}
@@ -336,19 +365,19 @@ class SeveralModule:
         """int64 ``(size + 1,)``, where the members of its rows begin and end."""
         return self._ends[: self.size + 1]
 
-    def recalled(self, first: int, n: int) -> Recalled | None:
+    def recalled(self, first: int, n: int, held: FiringTensors) -> Recalled | None:
         """What n of its rows read of a memory, or None: it looks inside bundles."""
         if self.layout.form.inside:
             return None
         state = self.states[0] if len(self.states) == 1 else np.concatenate(self.states, 1)
         if len(self.states) > 1:
             self.states = [state]
-        return self.inner.recalled(state[:, first : first + n], None)
+        return self.inner.recalled(held, state[:, first : first + n], None)
 
-    def accepts(self, rows: RowNumbers, lengths: IntArray | None) -> bool:
+    def accepts(self, rows: RowNumbers, lengths: IntArray | None, held: FiringTensors) -> bool:
         """Whether C can call it with these rows next: who reads, reads something."""
         if lengths is None:
-            memory = self.inner.recalled(rows.state, None)
+            memory = self.inner.recalled(held, rows.state, None)
             self._next = memory.starts, memory.lengths
             return bool(memory.lengths.all())
         self._next = lengths, lengths
@@ -412,8 +441,13 @@ class SeveralModule:
         begin, end = int(self._ends[first]), int(self._ends[first + n])
         return self._view(lies, ((first, n), (begin, end - begin)))
 
-    def addresses(self) -> dict[Lies, int]:
-        """Of what is the module's own."""
+    def addresses(self, held: FiringTensors, *, back: bool = False) -> dict[Lies, int]:
+        """Of what is the module's own, and of what its rows read.
+
+        Args:
+            held: The tensors of the turn.
+            back: Whether gradients are added up there.
+        """
         at: dict[Lies, int] = {
             lies: self.arenas[kind].pointers[k]
             for lies, (kind, k) in self.layout.block.items()
@@ -421,21 +455,21 @@ class SeveralModule:
         }
         at["ends", 0], at["cells", 0] = pointer(self._ends), pointer(self._cells)
         if self.inner.reads is not None:
-            held = self.inner.reads.held
-            at |= {("held", k): x.data_ptr() for k, x in enumerate(held.payload())}
-            sums = enumerate(held.sums())
+            memory = self.inner.reads.memory(held)
+            at |= {("held", k): x.data_ptr() for k, x in enumerate(memory.payload())}
+            sums = enumerate(memory.sums() if back else ())
             at |= {("sums", k): 0 if x is None else x.data_ptr() for k, x in sums}
         return at
 
-    def memory(self) -> Payload:
+    def memory(self, held: FiringTensors) -> Payload:
         """What its rows read, or nothing."""
-        return () if self.inner.reads is None else self.inner.reads.held.payload()
+        return () if self.inner.reads is None else self.inner.reads.memory(held).payload()
 
     def place(self, held: FiringTensors) -> None:
         """Write where everything lies that the forward reads and writes, unless it is written."""
         moved = held.moved(self.layout.values)
         if self._seen != moved:
-            self.layout.place(self.addresses(), self.memory(), held)
+            self.layout.place(self.addresses(held), self.memory(held), held)
             self._seen = moved
 
     def tensors(self) -> list[Tensor]:

@@ -65,7 +65,7 @@ class SeveralReturning:
         self._local = local[join_arrays(module.slots)[first : first + n]]
         of = None if weights is None else updates.get(weights.name)
         self._updates = None if of is None else of[self._local]
-        self._memory = module.recalled(first, n)
+        self._memory = module.recalled(first, n, held)
         self._gets = self._memory is not None and self._memory.wanted
         sizes = n, int(ends[-1]) - self._begin
         # What waits for a step stays: it would hold what all others are lent, too.
@@ -73,7 +73,7 @@ class SeveralReturning:
             RowMemory(blocks, rows, passing if of is None and rows >= ALONE else None)
             for blocks, rows in zip(layout.back_blocks, sizes, strict=True)
         ]
-        at = module.addresses()
+        at = module.addresses(held, back=True)
         at |= {("output", j): x.data_ptr() for j, x in enumerate(self._outputs)}
         for t, j in enumerate(layout.form.tangents):
             g = gradients[j]
@@ -82,7 +82,7 @@ class SeveralReturning:
             kind, block = layout.block["made", k]
             away = (first, self._begin)[kind] * layout.back_blocks[kind][block].row
             at["made", k] = self._arenas[kind].pointers[block] - away
-        layout.place_back(at, module.memory(), held, wanted=self._gets)
+        layout.place_back(at, module.memory(held), held, wanted=self._gets)
         self._wanted = np.zeros(n, np.uint8)
         # Where it would lie if it began with the first row of the module.
         self.words = pointer(self._wanted) - first, 0, 0

@@ -65,6 +65,26 @@ class PassStage(AbstractStage):
 
 
 @final
+class HoldStage(AbstractStage):
+    """Bundles are held where they lie: rows leave with their numbers in a column.
+
+    Args:
+        column: State column of the handle.
+    """
+
+    def __init__(self, column: int) -> None:
+        super().__init__()
+        self._column = column
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        state = rows.state.copy()
+        state[self._column] = rows.numbers
+        yield 0, RowNumbers(rows.numbers, state)
+
+
+@final
 class FlatmapStage(AbstractStage):
     """A row becomes the rows of its edges, or so many as a function says.
 

@@ -25,7 +25,7 @@ from geartrain.errors import GeartrainError, GraphError, WorkerError
 from geartrain.frames.message import INSTANCE, Gradient, IntArray, Payload, distinct
 from geartrain.nodes.call import as_payload, differentiate, own_integers, run_module
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.held import Held, Recalled
+from geartrain.nodes.held import AbstractHeld, Recalled
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.numbers import consecutive, counted
@@ -222,7 +222,7 @@ class Tape:
             versions = [x._version for x in inputs]
             if isinstance(kernel, RememberingRead):
                 state, lengths = called.rows.state, called.lengths
-                kernel.look(own, partial(inner.recalled, state, lengths))
+                kernel.look(own, partial(inner.recalled, self._held, state, lengths))
                 outputs = as_payload(kernel.called(inputs, *self._recalled(inner, called)))
             else:
                 if isinstance(kernel, Remembering):
@@ -236,7 +236,7 @@ class Tape:
             outputs, kept = own_integers(outputs), KeptCall(kernel, own, None, inside)
         else:
             with torch.no_grad():
-                outputs, kept = _computed(inner, kernel, own, called, inside)
+                outputs, kept = _computed(inner, self._held, kernel, own, called, inside)
         picked = None if runs else _picked(outputs, own, inputs)
         if picked is not None:
             outputs = picked
@@ -334,12 +334,13 @@ class Tape:
             inner = self._inner[stage.number]
             if inner.reads is not None and isinstance(inner.kernel, RememberingRead):
                 handles = rows.state[inner.reads.column]
-                self._block(inner.reads.held, handles[wanted] if some else handles)
+                memory = inner.reads.memory(self._held)
+                self._block(memory, handles[wanted] if some else handles)
             if inner.weights is not None:
                 local = turn.local[slots]
                 got[inner.weights.name].append(local if lengths is None else local.repeat(lengths))
 
-    def _block(self, held: Held, handles: IntArray) -> None:
+    def _block(self, held: AbstractHeld, handles: IntArray) -> None:
         for block in self._blocks:
             if block.recalled.held is held:
                 block.reach(handles)
@@ -351,14 +352,15 @@ class Tape:
         handles = called.rows.state[reads.column]
         if called.lengths is not None:
             handles = handles.repeat(called.lengths)
+        held = reads.memory(self._held)
         for block in self._blocks:
-            at = block.at(handles) if block.recalled.held is reads.held else None
+            at = block.at(handles) if block.recalled.held is held else None
             if at is not None:
                 return block.rows(at)
         once = distinct(handles)
         if once.size == handles.size:
             once = handles  # in the order of the rows
-        block = _Block(Recalled(reads.held, once))
+        block = _Block(Recalled(held, once))
         self._blocks.append(block)
         at = block.at(handles)
         assert at is not None
@@ -367,6 +369,7 @@ class Tape:
 
 def _computed(
     inner: Inner,
+    tensors: TapeTensors,
     kernel: AbstractKernel | AbstractMemoryKernel,
     inputs: Payload,
     called: Called,
@@ -374,7 +377,7 @@ def _computed(
 ) -> tuple[Payload, KeptCall]:
     """What a kernel that is not autograd's makes of a call, and what it keeps."""
     if isinstance(kernel, AbstractMemoryKernel):
-        memory = inner.recalled(called.rows.state, called.lengths)
+        memory = inner.recalled(tensors, called.rows.state, called.lengths)
         if isinstance(kernel, RememberingRead):
             outputs, graph = kernel.record(inputs, memory)
             return outputs, KeptCall(kernel, inputs, memory, None, graph)
@@ -414,7 +417,8 @@ class _Way:
             each = wanted if lengths is None else wanted.repeat(lengths)
             memory.reached = memory.handles[each]
         try:
-            return self._kept.backward(inner, gradients, rows.state, lengths, None, into)
+            tensors = self._turn.held
+            return self._kept.backward(inner, tensors, gradients, rows.state, lengths, None, into)
         except Exception as error:
             slots = rows.state[INSTANCE]
             story = story_of(inner, "backward", gradients, slots, self._number, self._turn)

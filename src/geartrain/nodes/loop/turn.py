@@ -17,12 +17,14 @@ from geartrain.frames.message import INSTANCE, Backward, Gradient, IntArray, Pay
 from geartrain.nodes.call import Call
 from geartrain.nodes.choice import AbstractChoice
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.held import Held, Recalled
+from geartrain.nodes.held import AbstractHeld, Held, Recalled
 from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, gathered
+from geartrain.nodes.loop.buffers import FiringTensors
+from geartrain.nodes.loop.memories import HeldInTurn
 from geartrain.nodes.loop.plan import Called, JointCall, LoopPlan
 from geartrain.nodes.loop.tensors import AbstractTensors
-from geartrain.nodes.loop.values import AbstractValue
+from geartrain.nodes.loop.values import AbstractValue, Stored
 from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import Place
 from geartrain.nodes.remembering import Recorded, Remembering, RememberingRead
@@ -38,12 +40,24 @@ class Reads:
     """What the rows of a module read besides.
 
     Args:
-        held: The memory, which lives on this worker.
+        held: The memory, which lives on this worker; or the value that it is in the loop.
         column: State column of the handle.
     """
 
-    held: Held
+    held: Held | Stored
     column: int
+
+    @property
+    def value(self) -> int:
+        """That which is read, if it is held in the loop; -1: it is held outside."""
+        return self.held.number if isinstance(self.held, Stored) else -1
+
+    def memory(self, tensors: AbstractTensors) -> AbstractHeld:
+        """It, in a turn with these tensors."""
+        if isinstance(self.held, Held):
+            return self.held
+        assert isinstance(tensors, FiringTensors)
+        return HeldInTurn(tensors, self.held.number)
 
 
 @final
@@ -76,13 +90,15 @@ class Inner:
     width: int = 1
     counts: bool = True
 
-    def recalled(self, state: IntArray, lengths: IntArray | None) -> Recalled:
-        """What rows with these columns read of its memory."""
+    def recalled(
+        self, tensors: AbstractTensors, state: IntArray, lengths: IntArray | None
+    ) -> Recalled:
+        """What rows with these columns read of its memory, in a turn with these tensors."""
         assert self.reads is not None
         handles = state[self.reads.column]
         if lengths is not None:
             handles = handles.repeat(lengths)
-        return Recalled(self.reads.held, handles)
+        return Recalled(self.reads.memory(tensors), handles)
 
 
 @final
@@ -107,6 +123,7 @@ class KeptCall:
     def backward(
         self,
         inner: Inner,
+        tensors: AbstractTensors,
         gradient: Gradient,
         state: IntArray,
         lengths: IntArray | None,
@@ -117,6 +134,7 @@ class KeptCall:
 
         Args:
             inner: The module.
+            tensors: Of the turn.
             gradient: Of the rows that have come back.
             state, lengths: Theirs.
             at: Which of the residuals' rows they are; None: all.
@@ -125,7 +143,7 @@ class KeptCall:
         kernel, memory, inside = self.kernel, self.memory, self.inside
         if isinstance(kernel, AbstractMemoryKernel):
             if memory is None or at is not None:
-                memory = inner.recalled(state, lengths)
+                memory = inner.recalled(tensors, state, lengths)
             if isinstance(kernel, RememberingRead) and self.graph is not None:
                 return kernel.answer(self.graph, gradient, self.residuals, at, memory, into)
             return kernel.backward(gradient, gathered(self.residuals, at), memory, into)

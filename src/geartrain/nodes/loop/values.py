@@ -132,6 +132,11 @@ class AbstractValue(ABC):
         """
         return None
 
+    def beneath(self, numbers: Numbers, places: IntArray) -> tuple[AbstractValue, IntArray] | None:
+        """A value of single rows, and those of it that lie in these places of bundles; None: there
+        is no such value."""
+        return None
+
     def as_asked(self, numbers: Numbers) -> bool:
         """Whether its rows are rows of a stored value, of the same numbers."""
         return False
@@ -214,6 +219,18 @@ class Stored(AbstractValue):
         places, starts = self._lie(held.numbers, rows)
         return [[Whence.of(places, starts=starts)]] * len(likes)
 
+    def place_reads(self, held: AbstractTensors, places: IntArray) -> list[ReadTensor] | None:
+        """What these places hold, as ``reads`` says it of rows."""
+        likes = held.likes(self.number)
+        if likes is None:
+            return None
+        rows = np.ascontiguousarray(places)
+        return [
+            ReadTensor(x.dtype, tail, [Read(self.number, j, rows, tail.numel())])
+            for j, x in enumerate(likes)
+            for tail in (x.shape[1:],)
+        ]
+
 
 @final
 class Grouped(AbstractValue):
@@ -270,6 +287,9 @@ class Grouped(AbstractValue):
 
     def places(self, numbers: Numbers, rows: IntArray) -> IntArray:
         return numbers.member_places(self.number, rows)
+
+    def beneath(self, numbers: Numbers, places: IntArray) -> tuple[AbstractValue, IntArray] | None:
+        return self.source, numbers.members_at(self.number, places)
 
     def gather_places(self, held: AbstractTensors, places: IntArray) -> Payload:
         return self.source.gather(held, held.numbers.members_at(self.number, places))
@@ -410,3 +430,18 @@ class Unbundled(AbstractValue):
         self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
         self.source.scatter_places(held, rows, gradient, at)
+
+    def as_asked(self, numbers: Numbers) -> bool:
+        return isinstance(self.source, Stored)
+
+    def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
+        if isinstance(self.source, Stored):
+            return self.source.place_reads(held, rows)
+        found = self.source.beneath(held.numbers, rows)
+        return None if found is None else found[0].reads(held, found[1])
+
+    def whence(self, held: AbstractTensors, rows: IntArray) -> list[list[Whence]] | None:
+        if isinstance(self.source, Stored):
+            return [[Whence.of(np.ascontiguousarray(rows))]] * self.width(held)
+        found = self.source.beneath(held.numbers, rows)
+        return None if found is None else found[0].whence(held, found[1])
