@@ -122,7 +122,7 @@ def test_what_the_kernel_cannot_read_torch_moves(native: library.Library, use: U
 def test_what_has_been_moved_may_be_moved_again(native: library.Library, use: Use) -> None:
     use(native)
     source, target = torch.zeros(1, 6), torch.zeros(1, 6)
-    moves = rows.Moves()
+    moves = Moves()
     moves.add(target, None, source, None)
     for k in range(1, 4):
         source.fill_(k)
