@@ -199,7 +199,9 @@ def test_every_look_copies_the_weights_of_then_however_they_lie(
     if turned:
         module.weight.data = torch.zeros(3, 2).T
     both = Workers(module, Rules(optimizer=SGD, update_every=1, average="none"))
-    assert (both.shares[0]._renewed is None) == (turned or not native or library.current() is None)
+    share = both.shares[0]
+    assert isinstance(share, SteppedShare)
+    assert (share._renewed is None) == (turned or not native or library.current() is None)
     for k in range(1, 4):
         both.add(1)
         with both.shares[0]:
