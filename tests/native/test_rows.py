@@ -119,6 +119,17 @@ def test_what_the_kernel_cannot_read_torch_moves(native: library.Library, use: U
     assert torch.equal(take((x,), np.array([2, 9, 0, 9])[::2])[0], x[[2, 0]])
 
 
+def test_what_has_been_moved_may_be_moved_again(native: library.Library, use: Use) -> None:
+    use(native)
+    source, target = torch.zeros(1, 6), torch.zeros(1, 6)
+    moves = Moves()
+    moves.add(target, None, source, None)
+    for k in range(1, 4):
+        source.fill_(k)
+        moves.run()
+        assert target.tolist() == [[k] * 6]
+
+
 def test_tensors_live_until_their_rows_have_moved(native: library.Library, use: Use) -> None:
     use(native)
     out, moves = torch.empty(64, 256), Moves()

@@ -15,7 +15,7 @@ from torch import nn
 from geartrain.errors import NonFiniteError, TransportError
 from geartrain.frames.message import Payload
 from geartrain.frames.tables import look_up
-from geartrain.native import sums
+from geartrain.native import library, sums
 from geartrain.native.steps import AdamStep, AdamTensors
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.slot import summed
@@ -183,6 +183,31 @@ def test_weights_are_not_copied_again_where_nobody_has_stepped() -> None:
     both.add(0)
     both.add(0)
     assert not both.lock.taken
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["as it lies", "turned"])
+@pytest.mark.parametrize("native", [True, False], ids=["C", "torch"])
+def test_every_look_copies_the_weights_of_then_however_they_lie(
+    monkeypatch: pytest.MonkeyPatch, turned: bool, native: bool
+) -> None:
+    if not native:
+        monkeypatch.setattr("geartrain.sharing.stepped.library.current", lambda: None)
+    module = nn.Linear(3, 2)
+    with torch.no_grad():
+        module.weight.zero_()
+        module.bias.zero_()
+    if turned:
+        module.weight.data = torch.zeros(3, 2).T
+    both = Workers(module, Rules(optimizer=SGD, update_every=1, average="none"))
+    share = both.shares[0]
+    assert isinstance(share, SteppedShare)
+    assert (share._renewed is None) == (turned or not native or library.current() is None)
+    for k in range(1, 4):
+        both.add(1)
+        with both.shares[0]:
+            assert both.sees(0) == [-k] * 6 and both.shares[0].version == k
+            assert both.shares[0].module.bias.tolist() == [-k] * 2
+        assert both.sees(0) == [-k] * 6  # of its own, whatever others do
 
 
 def test_torch_counts_a_copy_of_other_weights_as_a_change() -> None:

@@ -105,8 +105,10 @@ class Moves:
         )
 
     def run(self) -> None:
-        """Raises:
-        ProtocolError: A row number is out of range; nothing has been written then.
+        """All that C does; it may be run again, and moves what lies there then.
+
+        Raises:
+            ProtocolError: A row number is out of range; nothing has been written then.
         """
         jobs, native = self._jobs, self._library
         if not jobs or native is None:

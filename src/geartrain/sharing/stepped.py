@@ -29,6 +29,8 @@ from torch import Tensor
 from geartrain.frames.message import IntArray
 from geartrain.frames.tables import guard_table, sparse_tables
 from geartrain.graph.through import Through
+from geartrain.native import library
+from geartrain.native.rows import Moves
 from geartrain.nodes.unrecorded import Unrecorded
 from geartrain.parts.ahead import AbstractAhead, UpdatesAhead
 from geartrain.parts.counting import Told
@@ -72,6 +74,20 @@ def _tables(part: PartState) -> list[Tensor]:
     return [x for x in sparse_tables(part.module) if id(x) in learning]
 
 
+def _renewal(own: Sequence[Tensor], common: Sequence[Tensor]) -> Moves | None:
+    """What copies common weights into a worker's own, as often as wanted: a share looks at weights
+    in nearly every firing, and torch looks at every tensor anew. None: torch is to do it."""
+    both = [*own, *common]
+    if library.current() is None or any(x.is_complex() for x in both):
+        return None
+    if not all(x.is_contiguous() and x.numel() for x in both):
+        return None
+    moves = Moves()
+    for mine, theirs in zip(own, common, strict=True):
+        moves.add(mine.view(1, -1), None, theirs.view(1, -1), None)
+    return moves
+
+
 @final
 class SteppedShare(AbstractAhead, PublishedShare):
     """A part as the worker of this process has it.
@@ -108,6 +124,7 @@ class SteppedShare(AbstractAhead, PublishedShare):
         for p in self._copied:
             p.data = p.data.clone()
         self._own = [p.data for p in self._copied]
+        self._renewed = _renewal(self._own, self._common)
         if not self.owns:  # what was left before this pass is with the owner
             part.abandon()
             part.counting.staleness.clear()
@@ -124,8 +141,11 @@ class SteppedShare(AbstractAhead, PublishedShare):
         self.gradient.settle()
         self.version, self._unseen = int(self._board[0]), False
         if self._copied:
-            with Unrecorded():
-                torch._foreach_copy_(self._own, self._common)
+            if self._renewed is not None:
+                self._renewed.run()
+            else:
+                with Unrecorded():
+                    torch._foreach_copy_(self._own, self._common)
             # Copies in bfloat16 are made anew for what torch counts: not steps of others.
             torch.autograd.graph.increment_version(self._copied)
 

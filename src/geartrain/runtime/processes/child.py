@@ -24,9 +24,7 @@ from typing import Any, Final, final
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from geartrain.codec import encode
 from geartrain.engine.engine import MadeOf, Passing
 from geartrain.engine.parts import original_name
 from geartrain.engine.router import Delivery
@@ -34,17 +32,16 @@ from geartrain.engine.stock import PartialStock
 from geartrain.engine.worker import Firing
 from geartrain.errors import GeartrainError, TransportError
 from geartrain.native.pool import shared
-from geartrain.nodes.loss import Objective
 from geartrain.nodes.node import Memory
-from geartrain.parts.part import PartState
-from geartrain.parts.snapshot import parts_to_tensors
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.processes.failures import error_to_json
 from geartrain.runtime.processes.flying import Unread
+from geartrain.runtime.processes.given_back import meanwhile, what_lives_here
 from geartrain.runtime.processes.letters import Expected, letter_to_record, record_to_letter
 from geartrain.runtime.processes.lived import Lived
+from geartrain.runtime.processes.looks import Looks
 from geartrain.runtime.processes.members import AbstractChannel
-from geartrain.runtime.processes.memory import BETWEEN, COMMON
+from geartrain.runtime.processes.memory import BETWEEN
 from geartrain.runtime.processes.messages import (
     Kind,
     Names,
@@ -65,7 +62,6 @@ from geartrain.transport.record import GONE, Record
 _WORDS: Final = frozenset({Kind.ASK, Kind.REST, Kind.RESTING, Kind.STORY, Kind.END})
 _WAIT_S: Final = 0.5  # the longest wait for a message; then it looks again
 _GATHER_S: Final = 20.0
-_POLL_S: Final = 0.002  # between two looks for messages, where there is a stock
 
 
 @final
@@ -176,11 +172,9 @@ class _Work:
         if not self._whole:
             self._state.ahead = self._carry_on
         self._report, self._pace = Report(), Pace(self._stock, workers)
-        self._pulsed_s = self._polled_s = 0.0
+        self._pulsed_s = 0.0
         self._waiting = Waiting(time.perf_counter())
-        # On whom instances live wholly waits for no rows of others; a poll costs a tenth of a small
-        # firing.
-        self._patience_s = _POLL_S if self._whole else 0.0
+        self._looks = Looks() if self._whole else None
         self._sent = np.zeros(self._parent + 1, np.int64)  # records, by receiver
         self._had = np.zeros(self._parent + 1, np.int64)  # by sender
         self._over = False
@@ -220,11 +214,14 @@ class _Work:
 
     def _hear(self, *, works: bool = True) -> None:
         """Take what has come; wait if there is nothing else to do."""
+        looks = self._looks
         if works and self._state.ready:
-            if time.perf_counter() - self._polled_s < self._patience_s:
+            if looks is not None and not looks.due(time.perf_counter()):
                 return
             found = self.transport.poll()
-            self._polled_s = time.perf_counter()
+            if looks is not None and self._stock is not None:
+                wants = bool(found) or not self._stock.waiting
+                looks.looked(time.perf_counter(), wants=wants)
         else:
             began = time.perf_counter()
             if self._is_to_tell(began):
@@ -439,7 +436,7 @@ class _Work:
         self._pulsed_s = now
         with self.transport.together():  # the parent is woken once
             self._send(report)
-            self._send(named_to_record("pulse", self._pulse(), {}))
+            self._send(self._pulse())
 
     def _send(self, record: Record, to: int | None = None) -> None:
         to = self._parent if to is None else to
@@ -452,17 +449,9 @@ class _Work:
         counts = (self._sent.copy(), self._had.copy())
         self.transport.send(self._parent, Record(Kind.IDLE, (), (), counts))
 
-    def _pulse(self) -> Any:
+    def _pulse(self) -> Record:
         """Sums of losses, and how old gradients were, since the beginning."""
-        ends = self._engine.ends(self._nodes)
-        return {
-            "sums": {i: x.sums.peek() for i, x in ends.items() if isinstance(x, Objective)},
-            "staleness": {
-                name: list(self._engine.parts[name].histogram())
-                for name in self._state.parts
-                if name in self._engine.parts and self._engine.sharing.keeps(self._me, name)
-            },
-        }
+        return meanwhile(self._engine, self._nodes, self._me, self._state.parts)
 
     def _give_back(self, *, abandoned: bool) -> None:
         """Send the state of what lives here; the pass is over."""
@@ -481,10 +470,9 @@ class _Work:
                 for part in parts.values():
                     part.check_finite()
             self._send_report()
-            self._send(named_to_record("pulse", self._pulse(), {}))
-            self._send_outputs()
-            self._send_parts(parts)
-            self._send_memories()
+            self._send(self._pulse())
+            for record in what_lives_here(engine, self._nodes, parts, self._regions):
+                self._send(record)
             if engine.passing.train:
                 self._send(named_to_record("lived", self._lived.document(), {}))
             for tensors, said in engine.sharing.give_back(abandoned=abandoned):
@@ -506,55 +494,6 @@ class _Work:
         traffic = self.transport.monitor()
         sent = list(zip(traffic.sent_messages, traffic.sent_bytes, strict=True))
         return {**self._waiting.document(), "sent": sent}
-
-    def _send_parts(self, parts: Mapping[str, PartState]) -> None:
-        """What is in shared memory, or cannot have changed, goes by its name alone."""
-        trains = self._engine.passing.train
-        for name, part in parts.items():
-            tensors, document = parts_to_tensors({name: part})
-            weights = {f"{name}/weights/{key}" for key, _ in part.module.named_parameters()}
-            buffers = dict(part.module.named_buffers(remove_duplicate=False))
-            for key in buffers:
-                tensors.pop(f"{name}/weights/{key}", None)
-            sent = {
-                k: x
-                for k, x in tensors.items()
-                if isinstance(x, Tensor)  # what a state_dict has besides stays here
-                and not self._is_shared(x)
-                and (trains or not (k in weights or k.startswith(f"{name}/optimizer/")))
-            }
-            said = {
-                "part": name,
-                "document": document[name],
-                "shared": sorted(tensors.keys() - sent),
-                "frozen": part.frozen,
-            }
-            for key, buffer in buffers.items():
-                if not self._is_shared(buffer):
-                    sent[f"{name}/buffers/{key}"] = buffer
-            self._send(named_to_record("part", said, sent))
-
-    def _is_shared(self, x: Tensor) -> bool:
-        return any(x in region for k, region in self._regions.items() if k != COMMON)
-
-    def _send_memories(self) -> None:
-        for node in self._nodes:
-            memory = node.memory()
-            if memory is not None:
-                tensors, document = memory
-                said = {"node": node.name, "document": encode(document, node.name)}
-                self._send(named_to_record("memory", said, tensors))
-
-    def _send_outputs(self) -> None:
-        for number, end in self._engine.ends(self._nodes).items():
-            for serials, vertices, lengths, payload in end.collected or ():
-                tensors = {
-                    "serials": torch.from_numpy(serials),
-                    "vertices": torch.from_numpy(vertices),
-                    **({} if lengths is None else {"lengths": torch.from_numpy(lengths)}),
-                    **{f"payload {j}": x for j, x in enumerate(payload)},
-                }
-                self._send(named_to_record("output", number, tensors))
 
 
 _LINGER_S: Final = 30.0  # for what it gives back to be read
