@@ -25,6 +25,7 @@ from geartrain.nodes.loop.several import SeveralModule
 from geartrain.nodes.remembering import RememberingRead
 from tests.rigs.bundling import WIDTH, Apart, Asks, Follows, Meets, Mixes, Shifts, Sum, Weighs
 from tests.rigs.passes import Order, accumulate, assert_same_gradients
+from tests.rigs.passing import noted_asking
 
 NAMES, LARGE = 5, 1 << 53
 FEW = Order(max_active=3)
@@ -343,6 +344,15 @@ def test_some_members_go_back_at_a_time(
     monkeypatch.setattr(native, "BYTES_BACK", 3)
     few = gradients(name, FEW, monkeypatch, programs=True)
     assert_same_gradients(few.gradients, once.gradients)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_passes_on_the_way_back_is_asked_for_once_and_no_more_than_that(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = noted_asking(monkeypatch)
+    gradients(name, FEW, monkeypatch, programs=True)
+    assert asked and not any(asked)
 
 
 @pytest.mark.parametrize("name", CASES)

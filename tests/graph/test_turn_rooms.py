@@ -13,7 +13,7 @@ from torch import Tensor
 from geartrain.native import library, pool
 from geartrain.nodes.loop import arenas, buffers
 from geartrain.nodes.loop import native as loop_native
-from geartrain.nodes.loop.arenas import PassingMemory, RowMemory
+from geartrain.nodes.loop.arenas import PassingMemory, RowMemory, nbytes_of
 from geartrain.nodes.loop.bound import CalledModules
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import CallLayout
@@ -189,34 +189,33 @@ def test_a_room_for_many_more_rows_is_not_kept(
 def test_memory_that_passes_is_lent_again_unless_somebody_has_a_view() -> None:
     memory = PassingMemory()
     for _ in range(2):
-        memory.begin()
+        memory.begin(1152)
         (whole, first), (other, second) = memory.lend(1000), memory.lend(70)
-        assert (other.data_ptr() + second - whole.data_ptr() - first) % 64 == 0
+        assert other is whole and second - first == 1024
         at = whole.data_ptr() + first
         del whole, other
-    memory.begin()
+    memory.begin(1000)
     whole, first = memory.lend(1000)
     assert whole.data_ptr() + first == at
     view = whole.view(torch.int64)[1:3]
     view.zero_()
     del whole
-    memory.begin()
+    memory.begin(1024)
     whole, first = memory.lend(1000)
     whole[first : first + 1000].fill_(1)
     assert not view.any()
 
 
-def test_memory_that_passes_is_there_in_turns_alone_as_much_as_the_last_one_wanted() -> None:
-    memory, before = PassingMemory(), pool.shared.nbytes()
-    for wanted in (pool.LEAST, 4 * pool.LEAST, 2 * pool.LEAST):
-        memory.begin()
-        first = memory.lend(wanted)
-        assert pool.shared.nbytes() > before
-        del first
+def test_memory_that_passes_is_there_in_turns_alone_and_for_a_few_more() -> None:
+    memory, before, one = PassingMemory(), pool.shared.nbytes(), pool.LEAST
+    rooms = []
+    for wanted in (one, 8 * one, 7 * one, 2 * one):
+        memory.begin(wanted)
+        assert memory.lend(wanted)[0].nbytes == pool.shared.nbytes() - before
+        rooms.append((pool.shared.nbytes() - before) / one)
         memory.rest()
         assert pool.shared.nbytes() == before
-    memory.begin()
-    assert pool.shared.nbytes() == before + 2 * pool.LEAST
+    assert rooms == [1, 8, 8, 2.5]
 
 
 def test_rows_that_wait_for_a_step_hold_nothing_that_others_were_lent(
@@ -226,9 +225,9 @@ def test_rows_that_wait_for_a_step_hold_nothing_that_others_were_lent(
     held: list[bool] = []
     before = PassingMemory.begin
 
-    def begin(self: PassingMemory) -> None:
+    def begin(self: PassingMemory, nbytes: int) -> None:
         held.append(not pool.is_alone(self._memory))
-        before(self)
+        before(self, nbytes)
 
     monkeypatch.setattr(PassingMemory, "begin", begin)
     passed()
@@ -261,18 +260,15 @@ def test_rows_of_lent_memory_lie_where_it_says() -> None:
     memory = PassingMemory()
     blocks = [arenas.Block(torch.float64, (3,)), arenas.Block(torch.int64, ())]
     for _ in range(2):
-        memory.begin()
+        memory.begin(2 * nbytes_of(blocks, 5))
         one, other = (RowMemory(blocks, 5, within=memory) for _ in range(2))
         for number, each in enumerate((one, other)):
             for k in range(2):
                 each.view(k, 0, 5).fill_(10 * number + k)
                 assert each.view(k, 0, 5).data_ptr() == each.pointers[k]
-        assert [int(x.view(k, 4, 1).sum()) for x in (one, other) for k in range(2)] == [
-            0,
-            1,
-            30,
-            11,
-        ]
+        found = [int(x.view(k, 4, 1).sum()) for x in (one, other) for k in range(2)]
+        assert found == [0, 1, 30, 11]
+        assert other.nbytes() == 2 * nbytes_of(blocks, 5)  # that of both
         del one, other, each
 
 

@@ -142,6 +142,11 @@ class RowStore:
         for j in [j for j in self._buffers if first <= j < first + count]:
             del self._buffers[j]
 
+    def rest(self) -> None:
+        """Free all of them, if nobody waits for what is in them."""
+        if not self.waiting:
+            self._buffers.clear()
+
     def existing(self, j: int) -> Tensor | None:
         return self._buffers.get(j)
 

@@ -385,7 +385,7 @@ class Packing:
         """
         out, into = weight.shape
         depth, width = (out, into) if turned else (into, out)
-        found = pool.made((depth * (width + -width % _LANES),), weight.dtype)
+        found = pool.made((depth * (width + -width % _LANES),), weight.dtype, pool.lasting)
         at = found.data_ptr()
         self._held += (weight, found)
         self._words += (out, into, int(turned), weight.data_ptr(), at)

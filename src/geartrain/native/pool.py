@@ -189,15 +189,18 @@ class MemoryPool:
 shared: Final = MemoryPool()
 """That of the process."""
 
+lasting: Final = MemoryPool()
+"""Likewise, for what stays from run to run: it would keep large pieces of the other apart."""
 
-def made(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+
+def made(shape: Sequence[int], dtype: torch.dtype, within: MemoryPool = shared) -> Tensor:
     """A contiguous tensor on the host that a call makes, whose numbers have no meaning: lent if it
     is large. Of those that malloc has for a moment it keeps the pages, each between others."""
     nbytes = dtype.itemsize
     for n in shape:
         nbytes *= n
     if nbytes >= LEAST:
-        return shared.empty(shape, dtype)
+        return within.empty(shape, dtype)
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
@@ -219,3 +222,4 @@ def is_alone(x: Tensor, known: int = 0) -> bool:
 
 
 os.register_at_fork(after_in_child=shared.forked)
+os.register_at_fork(after_in_child=lasting.forked)

@@ -37,6 +37,19 @@ def larger(rows: int, least: int, expected: int) -> int:
     return max(least, expected, rows + more)
 
 
+def few_more(rows: int, most: int) -> int:
+    """For how many rows there is to be room where it is known how many there are.
+
+    Memory that has room for the next turn's too need not be lent anew, larger by a few rows, while
+    what it had is as much too small for all that comes.
+
+    Args:
+        rows: So many.
+        most: Of any turn so far.
+    """
+    return max(rows, min(most, rows + rows // 4))
+
+
 @final
 class Block:
     """A tensor of an arena.
@@ -59,41 +72,39 @@ class Block:
 class PassingMemory:
     """Memory that is lent in ranges, until all of them are done with; then it is lent anew.
 
-    As much as was asked for at a time before is there at once. Between turns there is none.
+    Between turns there is none.
     """
 
-    __slots__ = ("_asked", "_expected", "_memory", "_most", "_used")
+    __slots__ = ("_memory", "_most", "_used")
 
     def __init__(self) -> None:
         self._memory = _NOTHING
-        self._used = self._asked = self._most = self._expected = 0
+        self._used = self._most = 0
 
-    def begin(self) -> None:
-        """What has been lent is done with, but for what somebody still has a view of."""
-        self._note()
-        most = max(self._most, self._expected)
-        if self._memory.nbytes < most or not pool.is_alone(self._memory):
+    def begin(self, nbytes: int) -> None:
+        """What has been lent is done with, but for what somebody still has a view of; so many bytes
+        will be asked for."""
+        self._used, self._most = 0, max(self._most, nbytes)
+        if self._memory.nbytes < nbytes or not pool.is_alone(self._memory):
             self._memory = _NOTHING
-            self._memory = pool.shared.empty((most,), torch.uint8)
+            self._memory = pool.shared.empty((few_more(nbytes, self._most),), torch.uint8)
 
     def rest(self) -> None:
-        """A turn is over; the next one asks for about as much."""
-        self._note()
-        self._memory, self._expected, self._most = _NOTHING, self._most, 0
-
-    def _note(self) -> None:
-        self._most = max(self._most, self._asked)
-        self._used = self._asked = 0
+        """A turn is over."""
+        self._memory, self._used = _NOTHING, 0
 
     def lend(self, nbytes: int) -> tuple[Tensor, int]:
         """So many bytes: of which memory, and the first of them there."""
-        nbytes += -nbytes % _LINE
-        self._asked += nbytes
-        first, end = self._used, self._used + nbytes
+        first, end = self._used, self._used + nbytes + -nbytes % _LINE
         if end > self._memory.nbytes:
             return pool.shared.empty((nbytes,), torch.uint8), 0
         self._used = end
         return self._memory, first
+
+
+def nbytes_of(blocks: Sequence[Block], rows: int) -> int:
+    """Bytes that memory for so many rows takes."""
+    return sum([rows * block.row + -(rows * block.row) % _LINE for block in blocks])
 
 
 @final

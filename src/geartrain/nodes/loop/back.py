@@ -55,7 +55,6 @@ class NativeReturn:
             updates: By part, of which update the gradient of each place is.
         """
         held, tables = self._held, self._tables
-        self._passing.begin()
         by_module: dict[int, list[Sequence[int]]] = {}
         for record in records:
             by_module.setdefault(record[0], []).append(record)
@@ -66,15 +65,17 @@ class NativeReturn:
                 if value not in values:
                     values[value] = tables.write_value(value, held, self._read(value))
             into = values[module.layout.into]
-            rest = mine, held, into, self._turn.local, updates, self._passing
+            rest = mine, held, into, self._turn.local, updates
             one: Returning | SeveralReturning
             if isinstance(module, SeveralModule):
                 one = SeveralReturning(module, *rest)
             else:
                 one = Returning(module, *rest)
             self._returning.append(one)
-            tables.put(number, module.layout)
-            tables.modules[number, -3:] = one.words
+        self._passing.begin(sum([one.nbytes for one in self._returning]))
+        for one in self._returning:
+            tables.put(one.module.number, one.module.layout)
+            tables.modules[one.module.number, -3:] = one.lie(self._passing)
         self._values = list(values)
 
     def end(self, got: Got) -> None:

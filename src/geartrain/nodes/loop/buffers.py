@@ -14,7 +14,7 @@ from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.native import pool
 from geartrain.native.pool import is_alone
 from geartrain.native.rows import Moves, add, take
-from geartrain.nodes.loop.arenas import ENOUGH, MUCH_MORE, larger
+from geartrain.nodes.loop.arenas import ENOUGH, MUCH_MORE, few_more, larger
 from geartrain.nodes.loop.numbers import Numbers, consecutive
 from geartrain.nodes.loop.tensors import AbstractTensors, require_alike
 
@@ -46,12 +46,13 @@ class LeftBuffers(NamedTuple):
 class FiringTensors(AbstractTensors):
     """Those of a firing in buffers, one for each value.
 
-    Where a firing is planned, they have room for the rows that have been counted; else for those
-    that are expected, and grow.
+    Where a firing is planned, they have room for the rows that have been counted, and a few more
+    that another one may have; else for those that are expected, and grow.
 
     Args:
         numbers: Of the plan.
-        expected: By value, for how many places there is to be room at least.
+        expected: By value, for how many places there is to be room at least; where it is planned,
+            if it is not much more than there are (``arenas.few_more``).
         left: Of a firing that is over, to be used again.
         parts: By value, of how many parts its rows have been planned to be.
 
@@ -60,6 +61,7 @@ class FiringTensors(AbstractTensors):
     """
 
     __slots__ = (
+        "_ahead",
         "_expected",
         "_gradients",
         "_kinds",
@@ -83,6 +85,7 @@ class FiringTensors(AbstractTensors):
     ) -> None:
         super().__init__(numbers)
         self._expected, self._parts = expected or {}, parts or {}
+        self._ahead = parts is not None
         self._values: dict[int, list[Tensor]] = {}
         self._moves = [0] * len(numbers.counts)
         self._made: set[int] = set()  # values whose buffers nobody else has
@@ -112,7 +115,8 @@ class FiringTensors(AbstractTensors):
         n, first = self.numbers.size(number), self.numbers.begin(number, first)
         found = self._values.get(number)
         if found is None:
-            alone = rows is None and columns[0].shape[0] == n and n >= self._expected.get(number, 0)
+            whole = self._ahead or n >= self._expected.get(number, 0)
+            alone = whole and rows is None and columns[0].shape[0] == n
             if alone and all(x.is_contiguous() for x in columns):
                 self._look(number, columns)
                 self._values[number] = list(columns)
@@ -138,9 +142,8 @@ class FiringTensors(AbstractTensors):
             self._made.add(number)
             found = self._left.pop(number, [])
             if not (found and alike and self._fit(number, found, columns[0])):
-                n = max(self.numbers.size(number), self._expected.get(number, 0))
                 self._move(number)
-                found = [self._empty(x, n) for x in columns]
+                found = [self._empty(x, self._hoped(number)) for x in columns]
             self._values[number] = found
             return found
         require_alike(name, columns, found)
@@ -170,10 +173,15 @@ class FiringTensors(AbstractTensors):
     def _fit(self, number: int, left: list[Tensor], like: Tensor) -> bool:
         """Whether the buffers that a value had before, of rows of the same kind, are used again."""
         n, rows = self.numbers.size(number), left[0].shape[0]
-        hoped = max(n, self._expected.get(number, 0))
+        hoped = self._hoped(number)
         if not max(n, int(hoped * ENOUGH)) <= rows <= MUCH_MORE * hoped:
             return False
         return all(map(is_alone, left)) and left[0].device == like.device
+
+    def _hoped(self, number: int) -> int:
+        """For how many rows there is to be room, as far as is known."""
+        n, expected = self.numbers.size(number), self._expected.get(number, 0)
+        return few_more(n, expected) if self._ahead else max(n, expected)
 
     def _move(self, number: int) -> None:
         """The buffers of a value are made, or move."""

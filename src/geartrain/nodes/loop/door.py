@@ -178,12 +178,15 @@ class LoopDoor(AbstractNode):
         return found
 
     def release(self, came: Sequence[Came]) -> None:
-        """What ``take`` gave has been copied."""
+        """What ``take`` gave has been copied; what nobody waits in has no memory until rows
+        come."""
         for store, bundles, each in zip(self._stores, self._bundles, came, strict=True):
             if each.rows.size:
                 store.release(each.rows)
+                store.rest()
             if bundles is not None and each.at.size:
                 bundles.release(each.at)
+                bundles.rest()
 
     def expect(self, k: int, rows: RowNumbers) -> IntArray:
         """Addresses for rows that leave by exit k."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Final, final
 
@@ -25,6 +26,30 @@ _SPARE: Final = 1.125
 
 
 @final
+class RowsSeen:
+    """How many rows turns of a loop have had, by value or by module."""
+
+    def __init__(self) -> None:
+        self._share: dict[int, float] = {}  # for each instance, in the last turn that found calls
+        self._most: dict[int, int] = {}  # in a turn that was planned
+
+    def note(self, rows: Mapping[int, int], instances: int, *, ahead: bool) -> None:
+        """A turn of so many instances had these; whether it was planned."""
+        if ahead:
+            self._most |= {k: max(n, self._most.get(k, 0)) for k, n in rows.items()}
+        else:
+            self._share = {k: n / instances for k, n in rows.items()}
+
+    def expected(self, instances: int, *, ahead: bool) -> dict[int, int]:
+        """For how many there is to be room. A turn that is planned knows how many it has; the next
+        ones have the same memory if there is room for as many as any of them had."""
+        if ahead:
+            return self._most
+        many = instances * _SPARE
+        return {k: int(share * many) for k, share in self._share.items()}
+
+
+@final
 class Listing:
     """That of one loop.
 
@@ -38,9 +63,7 @@ class Listing:
 
     def __init__(self, inner: list[Inner], kernels: LoopKernels) -> None:
         self._inner, self._kernels = inner, kernels
-        # Of the last firing, rows for each instance: by value, and by module.
-        self._places: dict[int, float] = {}
-        self._rows: dict[int, float] = {}
+        self._places, self._rows = RowsSeen(), RowsSeen()  # by value, and by module
         self._tables: Tables | None = None
         self._hoists: Hoists | None = None
         self.firings = 0
@@ -87,8 +110,7 @@ class Listing:
             most = self._hoists.most
             self._tables = Tables(most + STORES, values + most)
         left = None if self._room is None else self._room.buffers
-        many = instances * _SPARE if plan.parts is None else 0.0
-        expected = {k: int(share * many) for k, share in self._places.items()}
+        expected = self._places.expected(instances, ahead=plan.parts is not None)
         return FiringTensors(plan.numbers, expected, left, plan.parts)
 
     def begin(self, turn: Turn, held: FiringTensors) -> NativeCalls:
@@ -100,8 +122,7 @@ class Listing:
             self._kernels.known(number) and (_is_plain(each) or self._has_program(each))
             for number, each in enumerate(self._inner)
         ]
-        many = turn.slots.size * _SPARE
-        expected = {k: int(share * many) for k, share in self._rows.items()}
+        expected = self._rows.expected(turn.slots.size, ahead=turn.plan.parts is not None)
         chosen = partial(self._kernels.programmed, turn)
         room, self._room = self._room, None
         return NativeCalls(
@@ -134,16 +155,14 @@ class Listing:
             heap.give_back(LATER_S)
 
     def end(self, turn: Turn) -> None:
-        """All calls of a turn have been made: remember whether C has made any and, where it was not
-        planned, how many rows it had, for the next one."""
+        """All calls of a turn have been made: remember whether C has made any, and how many rows it
+        had, for the next one."""
         if turn.native is None:
             return
         self._in_vain = None if turn.native.count else self._called_in_vain(turn)
-        if turn.plan.parts is not None:
-            return
-        n, numbers = turn.slots.size, turn.plan.numbers
-        self._places = {k: numbers.size(k) / n for k in range(len(numbers.counts))}
-        self._rows = {number: rows / n for number, rows in turn.native.rows.items()}
+        n, ahead, numbers = turn.slots.size, turn.plan.parts is not None, turn.plan.numbers
+        self._places.note({k: numbers.size(k) for k in range(len(numbers.counts))}, n, ahead=ahead)
+        self._rows.note(turn.native.rows, n, ahead=ahead)
 
 
 def _is_plain(inner: Inner) -> bool:

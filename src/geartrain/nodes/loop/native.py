@@ -28,6 +28,7 @@ from geartrain.native import calls, library, pool
 from geartrain.native.fused import LACKING
 from geartrain.native.rows import pointer
 from geartrain.nodes.chance import row_seeds
+from geartrain.nodes.loop.arenas import few_more
 from geartrain.nodes.loop.back import NativeReturn
 from geartrain.nodes.loop.bound import CalledModules, Chosen, Stage
 from geartrain.nodes.loop.buffers import FiringTensors
@@ -44,9 +45,10 @@ from geartrain.nodes.loop.turn import Got, Inner, Turn
 from geartrain.nodes.loop.updates import Updates
 from geartrain.nodes.loop.words import NOT_THERE, CallWords
 
-BYTES_BACK: Final = 8 << 20
-"""Of what rows have kept, and find for weights, that goes back in one call of C: it is multiplied
-then, while a cache has it."""
+BYTES_BACK: Final = 4 << 20
+"""Of what rows have kept, and find for weights, that goes back in one call of C, about at
+most: it is multiplied then, while a cache has it. Calls have equal shares, as there is memory for
+the largest."""
 
 _MUCH: Final = 1 << 16
 """Bytes that calls want in between from which on they have them in common."""
@@ -69,7 +71,8 @@ class NativeCalls:
         inner: The modules of the loop.
         able: Of each whether it may be called so.
         chosen: Gives their kernels.
-        expected: By module, how many rows it is expected to have, where that is not planned.
+        expected: By module, how many rows it is expected to have; where that is planned, how many
+            any turn had.
         hoists: Modules of the loop that are called in two.
         room: What a turn has left that is over; it is used up.
     """
@@ -97,6 +100,7 @@ class NativeCalls:
         self._records = np.zeros((0, calls.CALL_WORDS), np.int64)
         self._at_records = 0
         self._listed: list[list[int]] | None = None  # all records, when calls go back
+        self._ends_at, self._begins = -1, list[int]()  # where those end that are next, and begin
         self._planned: dict[int, IntArray] = {}
         self.count = 0
         """Calls made so far."""
@@ -182,7 +186,7 @@ class NativeCalls:
         modules.found[k] = module
         if isinstance(module, TurnModule):
             self._hoists.know(k, module.extent(0, 1, forward=True)[1])
-        module.reserve(0, len(rows), int(sizes.max()))
+        module.reserve(few_more(len(rows), self._expected.get(k, 0)), len(rows), int(sizes.max()))
         module.add(rows, columns)
         module.place(self._held)
         self._enlist(module, numbers, found, tensors, sizes)
@@ -382,17 +386,29 @@ class NativeCalls:
         """
         if self._listed is None:
             self._listed = self._records.tolist()
-        begin, nbytes = end, 0
-        while begin and self.made(begin - 1):
-            number, n, first, *_ = self._listed[begin - 1]
-            more = self._modules[number].nbytes_back(first, n)
-            if nbytes and nbytes + more > BYTES_BACK:
-                break
-            nbytes, begin = nbytes + more, begin - 1
+        if not self._begins or self._ends_at != end:
+            self._begins = self._shares(end, self._listed)
+        begin = self._ends_at = self._begins.pop()
         self._back(begin, end, got, updates)
         if not begin:
             self._listed = None
         return begin
+
+    def _shares(self, end: int, listed: Sequence[Sequence[int]]) -> list[int]:
+        """The first of the calls before ``end`` that go back in one call of C, and of those that go
+        back after them, the last to go first."""
+        begin, sizes = end, list[int]()
+        while begin and self.made(begin - 1):
+            number, n, first, *_ = listed[begin - 1]
+            sizes.append(self._modules[number].nbytes_back(first, n))
+            begin -= 1
+        total, cuts, nbytes = sum(sizes), list[int](), 0
+        share = total / max(-(-total // BYTES_BACK), 1)
+        for k, more in enumerate(sizes):
+            if nbytes and nbytes + more > share * (len(cuts) + 1):
+                cuts.append(end - k)
+            nbytes += more
+        return [begin, *reversed(cuts)]
 
     def _back(self, begin: int, end: int, got: Got, updates: Updates) -> None:
         assert self._listed is not None

@@ -212,6 +212,7 @@ class LoopNode(AbstractNode):
         with torch.no_grad(), steady():
             turn = self._computed(slots, came, train)
             self._door.release(came)
+            del came  # it may all go back now, and what came is wanted no more
             self.listing.end(turn)
             await_rows(turn)
             if train:

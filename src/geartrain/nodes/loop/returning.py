@@ -14,7 +14,7 @@ from geartrain.frames.message import IntArray, distinct, join_arrays
 from geartrain.native.rows import pointer, take
 from geartrain.native.sums import GradientCall
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.loop.arenas import NO_MEMORY, PassingMemory, RowMemory
+from geartrain.nodes.loop.arenas import NO_MEMORY, PassingMemory, RowMemory, nbytes_of
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import LyingPair
 from geartrain.nodes.loop.module import TurnModule
@@ -36,28 +36,34 @@ class Returning:
         gradients: Of the value that it makes.
         local: Slot to its place in the turn.
         updates: By part, of which update the gradient of each place is.
-        passing: Lends memory for what the way back makes.
+
+    Attributes:
+        nbytes: That are asked for when it gets memory for what the way back makes.
     """
 
     __slots__ = (
         "_arena",
+        "_at_updates",
         "_count",
         "_first",
         "_gradients",
         "_held",
         "_known",
         "_local",
+        "_most",
         "_multiplied",
         "_n",
         "_passing",
         "_records",
         "_rest",
+        "_several",
         "_sums",
         "_updates",
+        "_waits",
         "_wanted",
         "_where",
         "module",
-        "words",
+        "nbytes",
     )
 
     def __init__(
@@ -68,7 +74,6 @@ class Returning:
         gradients: Sequence[Tensor | None],
         local: IntArray,
         updates: Updates,
-        passing: PassingMemory,
     ) -> None:
         self.module, self._records, self._held = module, records, held
         self._gradients = gradients
@@ -80,30 +85,40 @@ class Returning:
             self._local = local[join_arrays(module.slots)[first : first + n]]
         of = None if weights is None else updates.get(weights.name)
         self._updates = None if of is None else of[self._local]
-        several, at_updates = 1, 0
+        self._several, self._at_updates = 1, 0
         if self._updates is not None and layout.form.split:
-            several = int(self._updates.max()) + 1
-            at_updates = pointer(self._updates) - self._updates.itemsize * first
-        most = max([record[1] for record in records])
+            self._several = int(self._updates.max()) + 1
+            self._at_updates = pointer(self._updates) - self._updates.itemsize * first
+        self._most = max([record[1] for record in records])
         # What waits for a step stays: it would hold what all others are lent, too.
-        waits = weights is not None and (self._updates is not None or self._are_few)
-        self._arena = RowMemory(layout.back_blocks, n, None if waits else passing)
-        self._passing = RowMemory(layout.passing_blocks, most, passing)
-        self._sums = NO_MEMORY
-        if layout.sum_blocks:
-            self._sums = RowMemory(layout.sum_blocks, several, passing)
-            self._sums.clear()
-        lent = self._arena, self._passing, self._sums
-        self._where = layout.place_back(module.arena, *lent, first, held, gradients)
+        self._waits = weights is not None and (self._updates is not None or self._are_few)
+        self.nbytes = nbytes_of(layout.passing_blocks, self._most)
+        self.nbytes += nbytes_of(layout.sum_blocks, self._several)
+        if not self._waits:
+            self.nbytes += nbytes_of(layout.back_blocks, n)
         self._wanted = np.empty(n, np.uint8)  # C writes to all of it
         self._known: list[tuple[int, int, int]] | None = None
         self._count: int | None = None
         self._multiplied = False
         self._rest: Collection[int] = ()
         """Results of the backward that have not been multiplied, if the others have."""
+
+    def lie(self, passing: PassingMemory) -> tuple[int, int, int]:
+        """Lie in memory that is lent, and write where everything is; as the table of modules
+        ends."""
+        layout, first, n = self.module.layout, self._first, self._n
+        self._arena = RowMemory(layout.back_blocks, n, None if self._waits else passing)
+        self._passing = RowMemory(layout.passing_blocks, self._most, passing)
+        self._sums = NO_MEMORY
+        if layout.sum_blocks:
+            self._sums = RowMemory(layout.sum_blocks, self._several, passing)
+            self._sums.clear()
+        lent = self._arena, self._passing, self._sums
+        self._where = layout.place_back(
+            self.module.arena, *lent, first, self._held, self._gradients
+        )
         # Where both would lie if they began with the first row of the module.
-        self.words = pointer(self._wanted) - first, 0, at_updates
-        """As the table of modules ends."""
+        return pointer(self._wanted) - first, 0, self._at_updates
 
     @property
     def _are_few(self) -> bool:

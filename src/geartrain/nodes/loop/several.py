@@ -29,7 +29,7 @@ from geartrain.native.calls import (
 from geartrain.native.rows import pointer
 from geartrain.nodes.held import Recalled
 from geartrain.nodes.inside import look_inside
-from geartrain.nodes.loop.arenas import MUCH_MORE, NO_MEMORY, Block, RowMemory, larger
+from geartrain.nodes.loop.arenas import MUCH_MORE, NO_MEMORY, Block, RowMemory, few_more, larger
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import Table, key_of, kinds_of, read_words
 from geartrain.nodes.loop.plan import RowNumbers
@@ -110,6 +110,7 @@ class SeveralLayout:
         blocks: Of the memory of a turn, by kind of rows: inputs, row numbers, what is kept.
         back_blocks: Of that of the way back.
         block: Where each tensor lies among these.
+        most: Members that a turn has had.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class SeveralLayout:
         self.columns = [*range(self.payload, len(self.kinds))]
         counted = all(i >= self.payload for i in form.numbering)  # before C brings the payload
         self._copied = {j: y for j, y in enumerate(form.outputs) if isinstance(y, int)}
+        self.most = 0
         self.possible = (
             counted
             and all(i < self.payload for i in self._copied.values())
@@ -395,8 +397,11 @@ class SeveralModule:
         if not self.layout.form.inside and members > self._cells.size:
             self._cells = _grown(self._cells, max(members, 2 * self._cells.size))
             self._seen = -1
+        layout = self.layout
+        layout.most = max(layout.most, members)
+        of_members = few_more(members, layout.most)
         for kind, (used, asked, hoped) in enumerate(
-            ((self.size, end, n), (self.members, members, 0))
+            ((self.size, end, n), (self.members, members, of_members))
         ):
             arena = self.arenas[kind]
             if asked > arena.rows:

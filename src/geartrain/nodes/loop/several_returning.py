@@ -13,7 +13,7 @@ from geartrain.frames.message import IntArray, join_arrays, ragged_index
 from geartrain.native.calls import MEMBERS, ROWS, AbstractSeveralFound, Lies
 from geartrain.native.rows import pointer, take
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.loop.arenas import PassingMemory, RowMemory
+from geartrain.nodes.loop.arenas import PassingMemory, RowMemory, nbytes_of
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.returning import rows_of_calls
 from geartrain.nodes.loop.several import SeveralModule
@@ -35,7 +35,9 @@ class SeveralReturning:
         gradients: Of the value that it makes.
         local: Slot to its place in the turn.
         updates: By part, of which update the gradient of each place is.
-        passing: Lends memory for what the way back makes.
+
+    Attributes:
+        nbytes: That are asked for when it gets memory for what the way back makes.
     """
 
     def __init__(
@@ -46,7 +48,6 @@ class SeveralReturning:
         gradients: Sequence[Tensor | None],
         local: IntArray,
         updates: Updates,
-        passing: PassingMemory,
     ) -> None:
         self.module, self._records = module, records
         self._gradients, self._outputs = gradients, held.likes(module.layout.into) or ()
@@ -67,26 +68,36 @@ class SeveralReturning:
         self._updates = None if of is None else of[self._local]
         self._memory = module.recalled(first, n, held)
         self._gets = self._memory is not None and self._memory.wanted
-        sizes = n, int(ends[-1]) - self._begin
+        self._sizes = n, int(ends[-1]) - self._begin
         # What waits for a step stays: it would hold what all others are lent, too.
+        self._waits = [of is not None or rows < ALONE for rows in self._sizes]
+        rest = zip(layout.back_blocks, self._sizes, self._waits, strict=True)
+        self.nbytes = sum([nbytes_of(blocks, rows) for blocks, rows, waits in rest if not waits])
+        self._held = held
+        self._wanted = np.zeros(n, np.uint8)
+
+    def lie(self, passing: PassingMemory) -> tuple[int, int, int]:
+        """Lie in memory that is lent, and write where everything is; as the table of modules
+        ends."""
+        module, layout, first = self.module, self.module.layout, self._first
         self._arenas = [
-            RowMemory(blocks, rows, passing if of is None and rows >= ALONE else None)
-            for blocks, rows in zip(layout.back_blocks, sizes, strict=True)
+            RowMemory(blocks, rows, None if waits else passing)
+            for blocks, rows, waits in zip(
+                layout.back_blocks, self._sizes, self._waits, strict=True
+            )
         ]
-        at = module.addresses(held, back=True)
+        at = module.addresses(self._held, back=True)
         at |= {("output", j): x.data_ptr() for j, x in enumerate(self._outputs)}
         for t, j in enumerate(layout.form.tangents):
-            g = gradients[j]
+            g = self._gradients[j]
             at["tangent", t] = 0 if g is None else g.data_ptr()
         for k in range(len(layout.form.made)):
             kind, block = layout.block["made", k]
             away = (first, self._begin)[kind] * layout.back_blocks[kind][block].row
             at["made", k] = self._arenas[kind].pointers[block] - away
-        layout.place_back(at, module.memory(held), held, wanted=self._gets)
-        self._wanted = np.zeros(n, np.uint8)
+        layout.place_back(at, module.memory(self._held), self._held, wanted=self._gets)
         # Where it would lie if it began with the first row of the module.
-        self.words = pointer(self._wanted) - first, 0, 0
-        """As the table of modules ends."""
+        return pointer(self._wanted) - first, 0, 0
 
     def learn(self, came: int, got: Got) -> None:
         """Tell the memory, and weights, what has been found for them.

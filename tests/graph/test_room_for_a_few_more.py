@@ -1,0 +1,176 @@
+"""Memory of loops at its peak: shares that go back, what they ask for, and room for the next turn's
+rows, so that it need not be lent anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import geartrain as gt
+from geartrain.frames.message import IntArray
+from geartrain.native import fused, library, pool
+from geartrain.nodes.loop import native as loop_native
+from geartrain.nodes.loop.arenas import NO_MEMORY, few_more
+from geartrain.nodes.loop.buffers import FiringTensors
+from geartrain.nodes.loop.door import Came, LoopDoor
+from geartrain.nodes.loop.listing import Listing, RowsSeen
+from geartrain.nodes.loop.module import TurnModule
+from geartrain.nodes.loop.native import NativeCalls
+from geartrain.nodes.loop.numbers import Numbers
+from geartrain.nodes.loop.several import SeveralModule
+from geartrain.nodes.loop.turn import Turn
+from tests.rigs.called import CASES, WIDTH, cell, sets, turning
+from tests.rigs.passes import Order, accumulate
+from tests.rigs.passing import noted_asking
+
+
+def test_a_few_more_are_as_many_as_there_have_been_or_a_quarter() -> None:
+    assert few_more(64, 0) == few_more(64, 40) == 64
+    assert few_more(64, 70) == 70 and few_more(64, 900) == 80
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shares"),
+    [
+        ([10] * 9, [3, 3, 3]),  # not 4, 4 and 1
+        ([10] * 4, [4]),
+        ([90, 10, 10], [1, 2]),  # the last to go first
+        ([3], [1]),
+        ([0, 0], [2]),
+    ],
+)
+def test_calls_go_back_in_equal_shares(
+    monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], shares: Sequence[int]
+) -> None:
+    monkeypatch.setattr(loop_native, "BYTES_BACK", 40)
+    module = SimpleNamespace(nbytes_back=lambda first, n: sizes[first])
+    calls: Any = SimpleNamespace(made=lambda _: True, _modules=[module])
+    listed = [[0, 1, k] for k in range(len(sizes))]
+    begins = [*NativeCalls._shares(calls, len(sizes), listed), len(sizes)]
+    assert [end - begin for begin, end in pairwise(begins)] == shares
+    calls.made = lambda number: number > 0
+    if len(sizes) > 1:  # one that Python has made goes back by itself
+        assert NativeCalls._shares(calls, len(sizes), listed)[0] == 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_passes_on_the_way_back_is_asked_for_once_and_no_more_than_that(
+    native: library.Library, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    asked = noted_asking(monkeypatch)
+    make, data = CASES[name]
+    accumulate(make("whole"), data(), Order(max_active=3))
+    assert asked and not any(asked)
+
+
+def test_turns_that_are_planned_are_to_have_room_for_the_most_so_far() -> None:
+    seen = RowsSeen()
+    for n in (70, 80, 60):
+        seen.note({0: n}, 5, ahead=True)
+    assert seen.expected(5, ahead=True) == {0: 80}
+    assert seen.expected(5, ahead=False) == {}
+    seen.note({0: 80}, 10, ahead=False)
+    assert seen.expected(5, ahead=False) == {0: 45} and seen.expected(5, ahead=True) == {0: 80}
+
+
+def test_buffers_of_a_turn_that_is_planned_have_room_for_a_few_more() -> None:
+    columns = [torch.zeros(64, WIDTH)]
+    for most, room in ((70, 70), (900, 80), (30, 64)):
+        numbers = Numbers(2)
+        numbers.more(0, 64), numbers.more(1, 64)
+        held = FiringTensors(numbers, {0: most, 1: most}, None, {})
+        assert held.reserve(0, "one", columns)[0].shape[0] == room
+        held.put(1, "one", 0, columns)
+        assert (held.likes(1) or ())[0] is columns[0]  # all there are need no buffer
+
+
+def test_of_members_there_is_room_for_as_many_as_a_turn_has_had() -> None:
+    layout = SimpleNamespace(most=0, blocks=([], []), form=SimpleNamespace(inside=True))
+    for members, room in ((70, 70), (64, 70), (30, 37)):
+        lengths = np.full(2, members // 2)
+        one: Any = SimpleNamespace(
+            layout=layout,
+            size=0,
+            members=0,
+            arenas=[NO_MEMORY, NO_MEMORY],
+            _ends=np.zeros(1, np.int64),
+            _next=(lengths, lengths),
+        )
+        SeveralModule.reserve(one, 0, 2, 2)
+        assert [arena.rows for arena in one.arenas] == [2, room]
+
+
+def test_in_a_later_fit_no_memory_of_a_turn_is_lent_anew(
+    native: library.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its turns are no larger than those of the first, in which it moves."""
+    found: list[list[int]] = []
+    before = Listing.tidy
+
+    def tidy(self: Listing, turn: Turn) -> None:
+        held, calls = turn.held, turn.native
+        if calls is not None:
+            assert isinstance(held, FiringTensors) and isinstance(calls, NativeCalls)
+            values = [x.shape[0] for k in sorted(held._made) for x in held.likes(k) or ()]
+            modules = [m.arena.rows for m in calls._modules.callable if isinstance(m, TurnModule)]
+            assert values and modules
+            found.append([*values, *modules])
+        before(self, turn)
+
+    monkeypatch.setattr(Listing, "tidy", tidy)
+    torch.manual_seed(1)
+    session = gt.Session(
+        turning(cell, "whole"),
+        rules=gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.0), update_every=gt.Instances(1)),
+        runtime=gt.Threads(1, kernel_threads=1),
+        max_active=1,
+        schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
+        seed=0,
+    )
+    data = [sets(n)[0] for n in (40, 41, 42, 43, 44, 45)]
+    for fit in range(1, 5):
+        session.fit(data, epochs=fit)
+    later = found[-12:]  # of the last two
+    assert all(rooms == later[0] for rooms in later)
+
+
+@pytest.mark.parametrize("name", ["sums of children", "a cell that reads words"])
+def test_rows_that_have_gone_in_have_no_memory_when_calls_go_back(
+    native: library.Library, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whether that is in the same firing or later."""
+    gone_in: list[ref[Tensor]] = []
+    kept: list[bool] = []
+    take, back = LoopDoor.take, NativeCalls._back
+
+    def takes(self: LoopDoor, slots: IntArray) -> list[Came]:
+        came = take(self, slots)
+        gone_in.extend([ref(x) for each in came for x in each.columns])
+        return came
+
+    def goes(self: NativeCalls, *given: Any) -> None:
+        kept.extend([x() is not None for x in gone_in])
+        back(self, *given)
+
+    monkeypatch.setattr(LoopDoor, "take", takes)
+    monkeypatch.setattr(NativeCalls, "_back", goes)
+    make, data = CASES[name]
+    accumulate(make("whole"), data(), Order(max_active=1))
+    assert kept and not any(kept)
+
+
+def test_packed_weights_lie_apart_from_what_comes_and_goes(native: library.Library) -> None:
+    before, there = pool.shared.nbytes(), pool.lasting.nbytes()
+    packing = fused.Packing(torch.float32)
+    packing.add(torch.zeros(256, 256), turned=False)
+    assert pool.shared.nbytes() == before
+    assert pool.lasting.nbytes() == there + 256 * 256 * 4
