@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
-from geartrain.errors import DataError
+from geartrain.errors import DataError, GraphError
 from geartrain.graph.admission import Brought, check_of, require_range
 
 Made = tuple[gt.Graph, Callable[..., gt.Instance], list[tuple[dict[str, object], str]]]
@@ -412,3 +412,25 @@ def test_minibatches_of_a_pipeline_are_looked_at_by_its_first_block():
         runs.fit(data, epochs=1)
     with pytest.raises(DataError, match=r"^instance batch 4: 'part 0': 6 tokens in a row"):
         runs.fit(data[3:], epochs=1)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_class_in_brackets_is_refused_with_what_to_give(rows: int) -> None:
+    graph = gt.Graph(value=("label",))
+    scores = graph.input("x").through(nn.Linear(2, 3), name="scores")
+    scores.loss(gt.cross_entropy, target="label", name="loss")
+    data = [gt.Instance({"x": torch.ones(rows, 2)}, value={"label": [2]}, key=4)]
+    said = (
+        r"^instance 4: 'loss': target 'label' has the shape \(1,\); .* from 0 to 2: give 2 rather"
+    )
+    with pytest.raises(DataError, match=said):
+        gt.Session(graph).fit(data, epochs=1)
+
+
+def test_a_prediction_that_is_broadcast_against_its_target_is_told_by_the_shapes() -> None:
+    graph = gt.Graph(value=("label",))
+    graph.input("x").through(nn.Linear(2, 1)).loss(lambda y, t: (y - t) ** 2, target="label")
+    data = [gt.Instance({"x": torch.ones(2, 2)}, value={"label": float(k)}) for k in range(3)]
+    said = r"the shapes \(n, 1\) and \(n,\), which together make \(n, n\): .* y\.squeeze\(1\)"
+    with pytest.raises(GraphError, match=said):
+        gt.Session(graph).fit(data, epochs=1)

@@ -123,7 +123,21 @@ def _check_of_targets(loss: Losing) -> Check | None:
     if not isinstance(per_row(loss.criterion, loss.name), CrossEntropy):
         return None
     name, n = target, classes
-    return lambda brought: require_range(f"target '{name}' is", brought.columns[name], n)
+    return lambda brought: _require_classes(name, brought.columns[name], n)
+
+
+def _require_classes(name: str, found: NDArray[Any], n: int) -> None:
+    """Refuse targets that are no classes, or several, of rows whose prediction is a row of ``n``.
+
+    Raises:
+        DataError: One is none.
+    """
+    if found.dtype.kind in "iu" and found.ndim > 1:
+        raise DataError(
+            f"target '{name}' has the shape {found.shape[1:]}; expected one class for each "
+            f"prediction, a whole number from 0 to {n - 1}: give 2 rather than [2]"
+        )
+    require_range(f"target '{name}' is", found, n)
 
 
 _CHECKS: Final[dict[type[nn.Module], Callable[[nn.Module, Brought], None]]] = {}

@@ -262,7 +262,7 @@ class DryRun:
                 y, part = runs
                 off = _mixed(call, sample, y, part, few)
                 if off and not _by_chance(_runs(stand_in, (together,), double, train), y):
-                    raise GraphError(self._mixing_story(call, off))
+                    raise GraphError(self._mixing_story(call, sample, off))
                 break
         if self._looks and self._repeats:
             self._refuse_deciding(call, stand_in, sample)
@@ -278,16 +278,16 @@ class DryRun:
                     part = _runs(stand_in, (one.arguments(few),), False, False)
                     off = _mixed(call, one, y[0], part[0], few) if y and part else 0.0
                     if off:
-                        raise GraphError(self._mixing_story(call, off))
+                        raise GraphError(self._mixing_story(call, one, off))
 
-    def _mixing_story(self, call: Call, off: float) -> str:
+    def _mixing_story(self, call: Call, sample: Sample, off: float) -> str:
         if self._judges:
             return (
                 f"'{self._name}': {self._detail} mixes rows of different instances: the loss of a "
                 f"row changes with the rows beside it (by {off:.2g} of its size), so its gradient "
                 "would be another in any other company; give each row a loss of its own "
                 "(reduction='none', sums over dimensions from 1 on), or send whole minibatches as "
-                "bundles, with loss(..., alone=True)"
+                f"bundles, with loss(..., alone=True){_broadcast_story(sample.inputs)}"
             )
         if call.inside:
             return (
@@ -456,3 +456,14 @@ def _short(dtype: torch.dtype) -> str:
 
 
 __all__ = ["DryRun", "refuse_dtype"]
+
+
+def _broadcast_story(inputs: Payload) -> str:
+    """What to look at first where predictions (n, 1) meet targets (n,)."""
+    if {x.ndim for x in inputs} != {1, 2} or any(x.ndim == 2 and x.shape[1] != 1 for x in inputs):
+        return ""
+    shapes = " and ".join(f"(n{''.join(f', {d}' for d in x.shape[1:]) or ','})" for x in inputs)
+    return (
+        f". It is given the shapes {shapes}, which together make (n, n): have a module give "
+        "y.squeeze(1), or let the criterion do it"
+    )
