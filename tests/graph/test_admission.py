@@ -420,9 +420,7 @@ def test_a_class_in_brackets_is_refused_with_what_to_give(rows: int) -> None:
     scores = graph.input("x").through(nn.Linear(2, 3), name="scores")
     scores.loss(gt.cross_entropy, target="label", name="loss")
     data = [gt.Instance({"x": torch.ones(rows, 2)}, value={"label": [2]}, key=4)]
-    said = (
-        r"^instance 4: 'loss': target 'label' has the shape \(1,\); .* 0 to 2: give 2 rather"
-    )
+    said = r"^instance 4: 'loss': target 'label' has the shape \(1,\); .* 0 to 2: give 2 rather"
     with pytest.raises(DataError, match=said):
         gt.Session(graph).fit(data, epochs=1)
 
