@@ -23,7 +23,7 @@ from geartrain.nodes.loop.charts import Chart
 from geartrain.nodes.loop.numbers import Numbers
 from geartrain.nodes.loop.plan import LoopPlan, RowNumbers, joined
 from geartrain.nodes.loop.planner import Planner
-from tests.rigs.passes import accumulate
+from tests.rigs.passes import Order, accumulate
 
 KINDS = 4
 COLUMNS = ("parent", "slot", "siblings", "pkind")
@@ -203,6 +203,27 @@ def test_what_functions_do_not_say_of_every_vertex_is_for_the_planner(size, both
     for name, gradient in accumulate(typed(), trees(0)).gradients.items():
         assert torch.equal(found[name], gradient)
     assert both["made"]
+
+
+def test_what_functions_say_by_chance_is_for_the_planner(both):
+    draw = np.random.default_rng(5)
+    accumulate(typed(below=lambda m: (draw.random(len(m)) < 0.02) + 0 * m.slot), trees(0, 60))
+    assert both["refused"] and not both["made"]
+
+
+def test_functions_are_asked_twice_until_they_are_believed(both):
+    asked: list[int] = []
+    graph = typed(below=lambda m: asked.append(len(m)) or m.slot % 2)
+    many = trees(0, 300)
+    accumulate(graph, many, Order(max_active=150))
+    assert both["made"] and not both["refused"]
+    vertices = sum(len(one.vertex["parent"]) for one in many[:150])
+    assert asked.count(vertices) == 2 and vertices > charts._ASKED_TWICE
+
+
+def test_functions_that_read_what_rows_hold_are_for_the_planner(both):
+    accumulate(typed(below=lambda m: (m.payload[0][:, 0] > 0).long()), trees(0))
+    assert both["refused"] and not both["made"]
 
 
 def test_a_chart_that_refuses_again_and_again_is_not_asked_any_more(needs_kernels, monkeypatch):
