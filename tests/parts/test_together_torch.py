@@ -88,6 +88,7 @@ BY_TORCH: dict[str, Make] = {
     "hooked": hooked,
     "in groups": in_groups,
     "of one": of_one,
+    "the other way round": lambda parameters: Adam([*parameters][::-1], lr=0.02),
     "Adagrad": partial(torch.optim.Adagrad, lr=0.1),
     "RMSprop": partial(torch.optim.RMSprop, lr=0.01),
 }
@@ -356,6 +357,31 @@ def test_ways_that_torch_would_go_by_itself_are_told_nobody(name: str) -> None:
     assert (teller.told([torch.ones(3)]) is not None) == known
     optimizer.param_groups[0][name] = True
     assert teller.told([torch.ones(3)]) is None
+
+
+@pytest.mark.parametrize("name", ["grad_scale", "found_inf"])
+def test_gradients_that_torch_would_scale_are_told_nobody(name: str) -> None:
+    optimizer, teller = told_of(nn.Parameter(torch.ones(3)))
+    setattr(optimizer, name, torch.ones(()))
+    assert teller.told([torch.ones(3)]) is None
+    delattr(optimizer, name)
+    assert (teller.told([torch.ones(3)]) is None) != alike.reckons_as_torch(Adam, torch.float32)
+
+
+def test_betas_that_may_change_where_they_lie_are_looked_at_each_time() -> None:
+    optimizer, teller = told_of(nn.Parameter(torch.ones(3)))
+    optimizer.param_groups[0]["betas"] = betas = [0.9, 0.999]
+    for betas[0] in (0.8, 0.7):
+        job = teller.told([torch.ones(3)])
+        assert job is None or job.settings["betas"] == (betas[0], 0.999)
+
+
+def test_gradients_that_are_sparse_or_go_nowhere_are_told_nobody() -> None:
+    one, two = nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(2))
+    _, teller = told_of(one, two)
+    assert teller.told([torch.ones(3, 2).to_sparse(1), torch.ones(2)]) is None
+    two.requires_grad_(False)
+    assert teller.told([torch.ones(3, 2), torch.ones(2)]) is None
 
 
 @pytest.mark.usefixtures("needs_kernels")
