@@ -221,8 +221,9 @@ def test_functions_are_asked_twice_until_they_are_believed(both):
     assert asked.count(vertices) == 2 and vertices > charts._ASKED_TWICE
 
 
-def test_functions_that_read_what_rows_hold_are_for_the_planner(both):
-    accumulate(typed(below=lambda m: (m.payload[0][:, 0] > 0).long()), trees(0))
+@pytest.mark.parametrize("below", [lambda m: (m.payload[0][:, 0] > 0).long(), lambda m: m.seen % 2])
+def test_functions_that_read_what_rows_hold_are_for_the_planner(below, both):
+    accumulate(typed(below=below), trees(0))
     assert both["refused"] and not both["made"]
 
 
