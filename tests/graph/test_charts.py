@@ -79,6 +79,15 @@ class Whole(nn.Module):
         return zeros.index_add(0, inside.segment, self.map(x).tanh())
 
 
+class Each(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = linear()
+
+    def forward(self, x: torch.Tensor, inside) -> torch.Tensor:
+        return self.map(x) * inside.lengths[inside.segment, None]
+
+
 def typed(
     size: object = "siblings", below: Callable[[Any], object] = lambda m: m.slot % 2
 ) -> Graph:
@@ -224,6 +233,21 @@ def test_functions_are_asked_twice_until_they_are_believed(both):
 @pytest.mark.parametrize("below", [lambda m: (m.payload[0][:, 0] > 0).long(), lambda m: m.seen % 2])
 def test_functions_that_read_what_rows_hold_are_for_the_planner(below, both):
     accumulate(typed(below=below), trees(0))
+    assert both["refused"] and not both["made"]
+
+
+def test_rows_that_stay_bundles_are_for_the_planner(both):
+    torch.manual_seed(3)
+    graph = Graph(vertex=COLUMNS)
+    nodes = graph.loop(name="nodes", run="whole")
+    nodes.join(graph.input("x"))
+    inner, root = nodes.through(linear(), name="cell").where(lambda m: m.parent >= 0)
+    root.loss(lambda x: x.square().sum(1))
+    up = {"vertex": lambda m: m.parent}
+    bundles = inner.group(by=up, size="siblings", how="bundle")
+    each = bundles.through(Each(), name="each", inside=True)
+    nodes.join(each.through(Whole(), name="whole", inside=True, pool=True))
+    assert accumulate(graph, trees(0)).gradients
     assert both["refused"] and not both["made"]
 
 
