@@ -23,7 +23,7 @@ from geartrain.nodes.loop.charts import Chart
 from geartrain.nodes.loop.numbers import Numbers
 from geartrain.nodes.loop.plan import LoopPlan, RowNumbers, joined
 from geartrain.nodes.loop.planner import Planner
-from tests.rigs.passes import accumulate
+from tests.rigs.passes import Order, accumulate
 
 KINDS = 4
 COLUMNS = ("parent", "slot", "siblings", "pkind")
@@ -77,6 +77,15 @@ class Whole(nn.Module):
     def forward(self, x: torch.Tensor, inside) -> torch.Tensor:
         zeros = x.new_zeros(len(inside.lengths), 2)
         return zeros.index_add(0, inside.segment, self.map(x).tanh())
+
+
+class Each(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = linear()
+
+    def forward(self, x: torch.Tensor, inside) -> torch.Tensor:
+        return self.map(x) * inside.lengths[inside.segment, None]
 
 
 def typed(
@@ -203,6 +212,43 @@ def test_what_functions_do_not_say_of_every_vertex_is_for_the_planner(size, both
     for name, gradient in accumulate(typed(), trees(0)).gradients.items():
         assert torch.equal(found[name], gradient)
     assert both["made"]
+
+
+def test_what_functions_say_by_chance_is_for_the_planner(both):
+    draw = np.random.default_rng(5)
+    accumulate(typed(below=lambda m: (draw.random(len(m)) < 0.02) + 0 * m.slot), trees(0, 60))
+    assert both["refused"] and not both["made"]
+
+
+def test_functions_are_asked_twice_until_they_are_believed(both):
+    asked: list[int] = []
+    graph = typed(below=lambda m: asked.append(len(m)) or m.slot % 2)
+    many = trees(0, 300)
+    accumulate(graph, many, Order(max_active=150))
+    assert both["made"] and not both["refused"]
+    vertices = sum(len(one.vertex["parent"]) for one in many[:150])
+    assert asked.count(vertices) == 2 and vertices > charts._ASKED_TWICE
+
+
+@pytest.mark.parametrize("below", [lambda m: (m.payload[0][:, 0] > 0).long(), lambda m: m.seen % 2])
+def test_functions_that_read_what_rows_hold_are_for_the_planner(below, both):
+    accumulate(typed(below=below), trees(0))
+    assert both["refused"] and not both["made"]
+
+
+def test_rows_that_stay_bundles_are_for_the_planner(both):
+    torch.manual_seed(3)
+    graph = Graph(vertex=COLUMNS)
+    nodes = graph.loop(name="nodes", run="whole")
+    nodes.join(graph.input("x"))
+    inner, root = nodes.through(linear(), name="cell").where(lambda m: m.parent >= 0)
+    root.loss(lambda x: x.square().sum(1))
+    up = {"vertex": lambda m: m.parent}
+    bundles = inner.group(by=up, size="siblings", how="bundle")
+    each = bundles.through(Each(), name="each", inside=True)
+    nodes.join(each.through(Whole(), name="whole", inside=True, pool=True))
+    assert accumulate(graph, trees(0)).gradients
+    assert both["refused"] and not both["made"]
 
 
 def test_a_chart_that_refuses_again_and_again_is_not_asked_any_more(needs_kernels, monkeypatch):

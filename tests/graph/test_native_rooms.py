@@ -93,6 +93,7 @@ def many_rows() -> list[Instance]:
     ]
 
 
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_call_of_many_rows_asks_for_no_more_than_c_takes_at_a_time(
     threads: int, guarded: Guarded, monkeypatch: pytest.MonkeyPatch
@@ -150,6 +151,7 @@ def test_buffers_that_were_expected_to_do_grow_by_a_quarter(native: library.Libr
         assert one.arena.rows == room
 
 
+@pytest.mark.usefixtures("needs_kernels")
 def test_gradients_lie_where_values_lay_that_nobody_has_any_more(
     native: library.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def test_calls_go_back_in_equal_shares(
         assert NativeCalls._shares(calls, len(sizes), listed)[0] == 1
 
 
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("name", CASES)
 def test_what_passes_on_the_way_back_is_asked_for_once_and_no_more_than_that(
     native: library.Library, monkeypatch: pytest.MonkeyPatch, name: str
@@ -109,6 +110,7 @@ def test_of_members_there_is_room_for_as_many_as_a_turn_has_had() -> None:
         assert [arena.rows for arena in one.arenas] == [2, room]
 
 
+@pytest.mark.usefixtures("needs_kernels")
 def test_in_a_later_fit_no_memory_of_a_turn_is_lent_anew(
     native: library.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +145,7 @@ def test_in_a_later_fit_no_memory_of_a_turn_is_lent_anew(
     assert all(rooms == later[0] for rooms in later)
 
 
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("name", ["sums of children", "a cell that reads words"])
 def test_rows_that_have_gone_in_have_no_memory_when_calls_go_back(
     native: library.Library, monkeypatch: pytest.MonkeyPatch, name: str

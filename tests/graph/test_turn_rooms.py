@@ -50,6 +50,7 @@ def noted_turns(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
     return found
 
 
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("again", [unsure, lambda m: m.turn < m.turns], ids=("found", "planned"))
 def test_a_turn_has_the_memory_of_the_one_before(
     native: library.Library, monkeypatch: pytest.MonkeyPatch, again: Any
@@ -63,6 +64,7 @@ def test_a_turn_has_the_memory_of_the_one_before(
     assert_same_gradients(found, passed("steps", again=again).gradients)
 
 
+@pytest.mark.usefixtures("needs_kernels")
 def test_what_c_reads_of_a_module_is_written_again_only_where_something_has_moved(
     native: library.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +94,7 @@ def test_what_c_reads_of_a_module_is_written_again_only_where_something_has_move
     assert_same_gradients(outcome.gradients, accumulate(steps, data, ONE).gradients)
 
 
+@pytest.mark.usefixtures("needs_kernels")
 def test_rows_that_a_function_has_kept_stay_as_they_were(
     native: library.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +116,7 @@ def test_rows_that_a_function_has_kept_stay_as_they_were(
         assert all(torch.equal(x, then) for x, then in kept) is not careless
 
 
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("what", ["own", "made"])
 def test_rows_that_wait_for_a_step_stay_as_they_were(
     native: library.Library, monkeypatch: pytest.MonkeyPatch, what: str
@@ -144,6 +148,7 @@ def test_gradients_are_those_of_turns_that_have_memory_of_their_own(
     assert all(torch.equal(found[0][key], x) for key, x in found[1].items())
 
 
+@pytest.mark.usefixtures("needs_kernels")
 def test_turns_that_are_in_flight_have_memory_of_their_own(
     native: library.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +170,7 @@ def test_turns_that_are_in_flight_have_memory_of_their_own(
     assert_same_gradients(*found)
 
 
+@pytest.mark.usefixtures("needs_kernels")
 def test_a_room_for_many_more_rows_is_not_kept(
     native: library.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +224,7 @@ def test_memory_that_passes_is_there_in_turns_alone_and_for_a_few_more() -> None
     assert rooms == [1, 8, 8, 2.5]
 
 
+@pytest.mark.usefixtures("needs_kernels")
 def test_rows_that_wait_for_a_step_hold_nothing_that_others_were_lent(
     native: library.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +279,7 @@ def test_rows_of_lent_memory_lie_where_it_says() -> None:
         del one, other, each
 
 
+@pytest.mark.usefixtures("needs_kernels")
 def test_a_module_that_is_called_in_another_way_than_before_is_told_anew(
     native: library.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:

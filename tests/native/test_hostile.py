@@ -102,6 +102,8 @@ def test_nothing_is_read_or_written_out_of_bounds(seed: int, preloaded: str, wat
         *("graph/test_drawing_calls", "nn/test_draws"),
         *("nn/test_integers", "nn/test_pieces", "nn/test_reckoning"),
         *("graph/test_native_calls", "nn/test_fold", "nn/test_fused", "nn/test_ragged"),
+        *("graph/test_charts", "native/test_as_torch", "nn/test_ragged_along"),
+        "nn/test_ragged_looked_up",
     ],
 )
 def test_nothing_is_wrong_in_what_is_sound(name: str, preloaded: str, watching: str) -> None:

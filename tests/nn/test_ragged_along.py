@@ -38,6 +38,7 @@ class Goes(nn.Module):
         self.wide = nn.Conv1d(H, OUT, 5, padding="same", dilation=2, bias=False)
         self.causal, self.again = nn.Conv1d(H, OUT, 3), nn.Conv1d(OUT, OUT, 3, padding=1)
         self.every = nn.Conv1d(H, OUT, 1)
+        self.four = nn.Conv1d(H, OUT, 4, padding=1)
 
     def forward(self, x: Tensor, inside: Inside) -> Tensor:
         mask = torch.arange(int(inside.lengths.max())) < inside.lengths[:, None]
@@ -96,6 +97,11 @@ def convolved_from_before(s: Goes, x: Tensor, mask: Tensor) -> Tensor:
     return torch.tanh(s.causal(y)).transpose(1, 2)
 
 
+def padded_and_convolved(s: Goes, x: Tensor, mask: Tensor) -> Tensor:
+    y = functional.pad((s.one(x) * mask[..., None]).transpose(1, 2), (1, 0))
+    return torch.tanh(s.four(y)).transpose(1, 2)
+
+
 def most_of_convolved(s: Goes, x: Tensor, mask: Tensor) -> Tensor:
     y = s.near(x.transpose(1, 2)).masked_fill(~mask[:, None], -1e9)
     found: Tensor = y.amax(2)[:, None].expand(-1, x.shape[1], -1)
@@ -133,6 +139,7 @@ WAYS = [
     convolved_twice,
     convolved_wide,
     convolved_from_before,
+    padded_and_convolved,
     most_of_convolved,
     so_far,
     so_far_turned,

@@ -20,7 +20,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let parts believe that they live on another device."""
-    monkeypatch.setattr(Stepping, "_elsewhere", True)
+    monkeypatch.setattr(Stepping, "elsewhere", True)
 
 
 def test_a_gradient_that_is_nan_leaves_the_weights_and_is_told_later(

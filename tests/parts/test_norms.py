@@ -55,7 +55,7 @@ def place(request, monkeypatch):
     """Where parts believe that they live."""
     monkeypatch.setattr(transfer, "pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype))
     monkeypatch.setattr(transfer, "recorded", lambda device: Done())
-    monkeypatch.setattr(Stepping, "_elsewhere", request.param != "here")
+    monkeypatch.setattr(Stepping, "elsewhere", request.param != "here")
 
 
 @pytest.mark.usefixtures("place")

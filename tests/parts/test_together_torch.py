@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
@@ -21,6 +22,7 @@ from geartrain.native.as_torch import AdamOfTorch, SgdOfTorch
 from geartrain.parts import alike
 from geartrain.parts.rules import Rules
 from geartrain.parts.snapshot import check_parts, put_parts
+from geartrain.parts.told import StepTeller
 from tests.rigs.stepped import Parts, require_equal
 
 Make = Callable[[Any], Optimizer]
@@ -80,11 +82,13 @@ BY_TORCH: dict[str, Make] = {
     "SGD in lists": partial(SGD, lr=0.1, momentum=0.9, foreach=True),
     "fused SGD": partial(SGD, lr=0.1, momentum=0.9, fused=True),
     "a tensor's rate": lambda parameters: Adam(parameters, lr=torch.tensor(0.02)),
+    "SGD at a tensor's rate": lambda parameters: SGD(parameters, lr=torch.tensor(0.1)),
     "its own": partial(Halved, lr=0.1),
     "its own Adam": partial(Adam2, lr=0.02),
     "hooked": hooked,
     "in groups": in_groups,
     "of one": of_one,
+    "the other way round": lambda parameters: Adam([*parameters][::-1], lr=0.02),
     "Adagrad": partial(torch.optim.Adagrad, lr=0.1),
     "RMSprop": partial(torch.optim.RMSprop, lr=0.01),
 }
@@ -273,8 +277,9 @@ def test_a_part_that_steps_alone_steps_in_c_as_well(calls: list[int]) -> None:
         assert calls == [2]
 
 
+@pytest.mark.parametrize("name", ["momentum", "SGD"])
 def test_a_step_that_is_put_in_the_place_of_the_class_s_is_taken(
-    calls: list[int], monkeypatch: pytest.MonkeyPatch
+    name: str, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stepped: list[int] = []
 
@@ -282,7 +287,7 @@ def test_a_step_that_is_put_in_the_place_of_the_class_s_is_taken(
         stepped.append(len(optimizer.param_groups[0]["params"]))
 
     monkeypatch.setattr(SGD, "step", step)
-    together = both(lambda _: IN_C["momentum"])[1]
+    together = both(lambda _: IN_C[name])[1]
     for _ in range(3):
         together.step()
     assert not calls and stepped == [2] * 12
@@ -332,6 +337,62 @@ def test_counts_in_float64_are_torch_s(calls: list[int]) -> None:
             each.step()
     require_equal(alone, together)
     assert not calls
+
+
+def told_of(*weights: nn.Parameter, **options: Any) -> tuple[Adam, StepTeller]:
+    """An optimiser that has stepped the last of its weights before the others."""
+    optimizer = Adam(weights, lr=0.02, **options)
+    for some in (weights[-1:], weights):
+        for p in some:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    return optimizer, StepTeller(optimizer, weights)
+
+
+@pytest.mark.parametrize("name", ["capturable", "differentiable"])
+def test_ways_that_torch_would_go_by_itself_are_told_nobody(name: str) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer, teller = told_of(weight)
+    known = alike.reckons_as_torch(Adam, torch.float32)
+    assert (teller.told([torch.ones(3)]) is not None) == known
+    optimizer.param_groups[0][name] = True
+    assert teller.told([torch.ones(3)]) is None
+
+
+@pytest.mark.parametrize("name", ["grad_scale", "found_inf"])
+def test_gradients_that_torch_would_scale_are_told_nobody(name: str) -> None:
+    optimizer, teller = told_of(nn.Parameter(torch.ones(3)))
+    setattr(optimizer, name, torch.ones(()))
+    assert teller.told([torch.ones(3)]) is None
+    delattr(optimizer, name)
+    assert (teller.told([torch.ones(3)]) is None) != alike.reckons_as_torch(Adam, torch.float32)
+
+
+def test_betas_that_may_change_where_they_lie_are_looked_at_each_time() -> None:
+    optimizer, teller = told_of(nn.Parameter(torch.ones(3)))
+    optimizer.param_groups[0]["betas"] = betas = [0.9, 0.999]
+    for betas[0] in (0.8, 0.7):
+        job = teller.told([torch.ones(3)])
+        assert job is None or job.settings["betas"] == (betas[0], 0.999)
+
+
+def test_gradients_that_are_sparse_or_go_nowhere_are_told_nobody() -> None:
+    one, two = nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(2))
+    _, teller = told_of(one, two)
+    assert teller.told([torch.ones(3, 2).to_sparse(1), torch.ones(2)]) is None
+    two.requires_grad_(False)
+    assert teller.told([torch.ones(3, 2), torch.ones(2)]) is None
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_what_is_remembered_is_told_by_weight_in_whatever_order_they_have_stepped() -> None:
+    one, two = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    optimizer, teller = told_of(one, two)
+    assert [*optimizer.state] == [two, one]
+    job = teller.told([torch.ones(3), torch.ones(3)])
+    if job is not None:
+        assert job.tensors[3] == [optimizer.state[p]["step"] for p in (one, two)]
+        assert [x.item() for x in job.tensors[3]] == [1, 2]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

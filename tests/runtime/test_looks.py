@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from geartrain.runtime.processes.child import _Work
 from geartrain.runtime.processes.looks import RARELY_S, SOON_S, Looks
 
 
@@ -30,3 +37,31 @@ def test_who_has_found_something_or_wants_more_looks_again_at_once_or_nearly() -
     assert waits(looks, 0.0) == 2 and SOON_S == 0.002
     looks.looked(0.0, wants=False)
     assert waits(looks, 0.0) == 4
+
+
+@pytest.mark.parametrize(
+    ("came", "waiting", "second"),
+    [([], 3, 1.005), ([], 0, 1.003), ([(0, "record")], 3, 1.003)],
+    ids=["nothing", "its stock is used up", "something"],
+)
+def test_a_worker_that_has_work_polls_when_a_look_is_due(
+    came: list[Any], waiting: int, second: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, polled = [0.0], list[float]()
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    worker: Any = SimpleNamespace(
+        transport=SimpleNamespace(poll=lambda: polled.append(now[0]) or came),
+        _state=SimpleNamespace(ready=True),
+        _stock=SimpleNamespace(waiting=waiting),
+        _looks=Looks(),
+        _had=[0],
+        _over=False,
+        _take=lambda _, works: None,
+    )
+    for now[0] in (1.0, 1.001, 1.003, 1.005):
+        _Work._hear(worker)
+    assert polled[:2] == [1.0, second]
+    worker._looks = None  # it waits for rows of others
+    _Work._hear(worker)
+    _Work._hear(worker)
+    assert polled[-2:] == [1.005, 1.005]

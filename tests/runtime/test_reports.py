@@ -13,7 +13,13 @@ import numpy as np
 from geartrain.engine.worker import Firing
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.processes.child import _Work
-from geartrain.runtime.processes.messages import Kind, Names, Report, record_to_named
+from geartrain.runtime.processes.messages import (
+    Kind,
+    Names,
+    Report,
+    named_to_record,
+    record_to_named,
+)
 from geartrain.runtime.processes.pace import Pace
 from geartrain.transport.record import Record
 
@@ -67,7 +73,7 @@ def test_progress_goes_in_one_message_with_a_report_and_no_more_often_than_it_is
         transport=line,
         _pace=pace,
         _names=Names([], ["p"]),
-        _pulse=dict,
+        _pulse=partial(named_to_record, "pulse", {}, {}),
         _report=Report(),
         _pulsed_s=0,
     )

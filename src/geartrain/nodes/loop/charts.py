@@ -48,6 +48,8 @@ ROUNDS: Final = 1 << 17
 """Rows that go round in a plan, of which more are for the planner, which says who goes round."""
 _IN_VAIN: Final = 4
 """So many refusals in a row, and a chart is not asked again."""
+_ASKED_TWICE: Final = 1024
+"""Vertices of which functions have said the same twice until they are believed."""
 
 Asked = Callable[[Forward, View], Sequence[IntArray]]
 """What functions say of rows: one table or several."""
@@ -80,7 +82,7 @@ class _Tables:
 
     def __init__(self) -> None:
         self._asked: list[tuple[Place, Asked]] = []
-        self.count = 0
+        self.count = self._same = 0
 
     def add(self, place: Place, tables: int, asked: Asked) -> int:
         """So many more; the first of them."""
@@ -102,7 +104,15 @@ class _Tables:
 
     def ask(self, state: IntArray) -> IntArray | None:
         """``(tables, n)``, of n rows with these columns; None: they read others than their vertex's
-        and their instance's."""
+        and their instance's, or say something else each time, as those that draw numbers do."""
+        found = self._said(state)
+        if found is not None and self._same < _ASKED_TWICE:
+            if not np.array_equal(found, cast(IntArray, self._said(state))):
+                return None
+            self._same += state.shape[1]
+        return found
+
+    def _said(self, state: IntArray) -> IntArray | None:
         batch, asked = Forward((), state, state[INSTANCE]), set[str]()
         found: list[IntArray] = []
         for place, function in self._asked:
