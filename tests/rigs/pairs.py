@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import final
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import geartrain as gt
 from geartrain.engine.instrument import Worked
+from geartrain.runtime.base import AbstractRuntime
 from geartrain.train.results import Fit
 from tests.rigs.passes import processes
 
@@ -52,13 +54,18 @@ class WorkSeen(gt.AbstractInstrument):
         self.passes.append(event)
 
 
-def pass_of_two(n: int, max_active: int, **schedule: int) -> tuple[Fit, Worked]:
+def pass_of_two(
+    n: int,
+    max_active: int,
+    runtime: Callable[[int], AbstractRuntime] = processes,
+    **schedule: int,
+) -> tuple[Fit, Worked]:
     """A pass of n trees by two worker processes, each with so many of its own in flight."""
     seen = WorkSeen()
     session = gt.Session(
         graph_of_pairs(),
         rules=gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=gt.Flush()),
-        runtime=processes(2),
+        runtime=runtime(2),
         sharing=gt.SharedWeights(in_flight="each"),
         max_active=max_active,
         schedule=gt.Schedule(ramp=gt.Ramp(over=0), **schedule),

@@ -2,40 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 import geartrain as gt
 from geartrain.engine.engine import Engine
 from geartrain.engine.settings import Settings
+from geartrain.runtime.base import AbstractRuntime
+from geartrain.runtime.processes import parent
 from geartrain.runtime.processes.lots import worth_a_lot
 from geartrain.sharing.assignment import Stocked, Together
 from tests.rigs.pairs import pass_of_two
+from tests.rigs.passes import hosts, processes
 
 MANY = 1_000_000
 
 
 def test_a_lot_is_what_a_worker_does_in_a_quarter_of_a_second() -> None:
-    assert worth_a_lot(1600, 2.0, MANY, 2) == 100
-    assert worth_a_lot(3200, 2.0, MANY, 4) == 100
-    assert worth_a_lot(3, 20.0, MANY, 2) == 0  # each takes long
+    assert worth_a_lot(1600, 2.0, MANY, 2, 8) == 100
+    assert worth_a_lot(3200, 2.0, MANY, 4, 8) == 100
+    assert worth_a_lot(3, 20.0, MANY, 2, 8) == 0  # each takes long
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_workers_that_are_more_than_the_cores_have_lots_as_large_as_with_one_each(
+    workers: int,
+) -> None:
+    """With less of a core each, so many more messages would go for the same instances."""
+    assert worth_a_lot(1600, 2.0, MANY, workers, 2) == 100
+    assert worth_a_lot(1600, 2.0, MANY, workers, 1) == 200
+    assert worth_a_lot(1600, 2.0, MANY, workers, workers) == 200 // workers
+    assert worth_a_lot(1600, 2.0, 90, workers, 2) == 90 // (workers + 1)  # and end together
 
 
 def test_little_is_known_at_the_beginning_and_lots_are_bounded() -> None:
-    assert worth_a_lot(0, 0.0, MANY, 2) == 0
-    assert worth_a_lot(10, 1e-4, MANY, 2) == 12  # as if it had been a tenth of a second
-    assert worth_a_lot(MANY, 0.1, MANY, 2) == 1024
+    assert worth_a_lot(0, 0.0, MANY, 2, 8) == 0
+    assert worth_a_lot(10, 1e-4, MANY, 2, 8) == 12  # as if it had been a tenth of a second
+    assert worth_a_lot(MANY, 0.1, MANY, 2, 8) == 1024
 
 
 @pytest.mark.parametrize(("left", "lot"), [(300, 100), (299, 99), (30, 10), (2, 0), (0, 0)])
 def test_towards_the_end_lots_are_a_share_of_what_is_left(left: int, lot: int) -> None:
-    assert worth_a_lot(4000, 2.0, left, 2) == lot
+    assert worth_a_lot(4000, 2.0, left, 2, 8) == lot
 
 
 def test_whoever_gets_a_lot_towards_the_end_leaves_as_much_to_each_of_the_others() -> None:
     for workers in (2, 3, 8):
         left = 999
-        lot = worth_a_lot(MANY, 2.0, left, workers)
+        lot = worth_a_lot(MANY, 2.0, left, workers, 8)
         assert 0 < workers * lot <= left - lot
 
 
@@ -58,3 +74,19 @@ def test_small_instances_go_by_lots_larger_than_are_in_flight() -> None:
     told = sum(x.messages for x in event.links if x.sender == 2)
     assert fit.history[-1].instances == 4000
     assert told < 1000, told  # 2000 lots of two
+
+
+@pytest.mark.parametrize(("runtime", "told"), [(processes, 1), (hosts, 2)])
+def test_cores_are_counted_where_workers_share_a_machine(
+    monkeypatch: pytest.MonkeyPatch, runtime: Callable[[int], AbstractRuntime], told: int
+) -> None:
+    heard: set[tuple[int, int]] = set()
+
+    def worth(finished: int, seconds: float, left: int, workers: int, cores: int) -> int:
+        heard.add((workers, cores))
+        return worth_a_lot(finished, seconds, left, workers, cores)
+
+    monkeypatch.setattr(parent, "cores", lambda: 1)
+    monkeypatch.setattr(parent, "worth_a_lot", worth)
+    pass_of_two(400, 4, runtime)
+    assert heard == {(2, told)}

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from geartrain.device import cores
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
 from geartrain.errors import GeartrainError, StuckError, WorkerDiedError
@@ -397,7 +398,10 @@ class Parent:
         """Have lots be as large as is worth a message."""
         seconds = time.perf_counter() - self._began - self._apart_s
         finished, left = self._engine.controller.finished, self._feeder.left
-        many = worth_a_lot(finished, seconds, left, len(self._there))
+        workers = len(self._there)
+        # Of workers that share no memory it is not known whose cores are whose.
+        shared = cores() if self._pool.shares else workers
+        many = worth_a_lot(finished, seconds, left, workers, shared)
         self._engine.give_together(many, self._bytes_each)
 
     def _admit(self) -> None:
