@@ -457,6 +457,7 @@ def read_in_c(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 IN_C = ["vertices hear one another", "two memories", "nested", "read behind the loop"]
 IN_C += ["payload decides", "bundles are put together again", "as it is", "nothing but read"]
+IN_C += ["by dot products"]
 
 
 @pytest.mark.parametrize("name", IN_C)

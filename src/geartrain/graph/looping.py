@@ -395,18 +395,19 @@ class _Builder:
             self._virtual(operator, 0)
             return PassStage(1)
         through, weights = self._throughs[operator.id]
-        reads, choice = None, None
+        reads, choice, twin = None, None, None
         kernel: AbstractKernel | AbstractMemoryKernel
         if operator.memory is None:
             call, kernel, choice = through.computed(weights, self._precision)
         else:
-            call, kernel = through.computed_with_memory(self._precision)
+            call, kernel, twin = through.computed_with_memory(self._precision)
             column = place.schema.state[operator.memory.column]
             reads = Reads(self._memory(operator.memory), column)
         source = self._value(("in", operator.id, 0))
         into = self._value(("out", operator.id, 0))
         assert isinstance(into, Stored)
-        self._inner.append(Inner(place.name, place, call, kernel, choice, weights, source, reads))
+        rest = choice, weights, source, reads
+        self._inner.append(Inner(place.name, place, call, kernel, *rest, twin=twin))
         alone = operator.memory is not None or call.inside or call.pool or call.read
         kin = None if alone else (source.number, into.number, call.take)
         return CallStage(len(self._inner) - 1, source, into, pools=call.pool, kin=kin)

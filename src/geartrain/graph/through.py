@@ -254,22 +254,26 @@ class Through(AbstractOperator):
         if self.memory is None:
             return GraphNode(place, call, weights)
         assert held is not None
-        call, kernel = self.computed_with_memory(precision)
+        call, kernel, _ = self.computed_with_memory(precision)
         return ReadNode(place, call, kernel, weights, held, place.schema.state[self.memory.column])
 
-    def computed_with_memory(self, precision: Precision) -> tuple[Call, AbstractMemoryKernel]:
-        """How a module that reads a memory is called, and what computes it."""
+    def computed_with_memory(
+        self, precision: Precision
+    ) -> tuple[Call, AbstractMemoryKernel, RememberingRead | None]:
+        """How a module that reads a memory is called, what computes it, and what is derived beside
+        that, for C to call where a loop runs whole."""
         call = replace(self.call, dry_run=None)  # what it reads is not made up again
         if precision == "bf16":
             call = replace(call, function=Cast(self.function))
         own = self._memory_kernel() if precision == "full" else None
-        if own is not None:
-            return call, own
         columns = len(call.read)
-        if self.keep != "auto":
-            return call, ReadAgain(call.function, self.parameters, columns)
-        choice = self._ragged_choice(precision)
-        return call, RememberingRead(call.function, self.parameters, columns, choice)
+        if own is None and self.keep != "auto":
+            return call, ReadAgain(call.function, self.parameters, columns), None
+        if own is not None and not own.derivable:
+            return call, own, None
+        choice, beside = self._ragged_choice(precision), own is not None
+        derived = RememberingRead(call.function, self.parameters, columns, choice, beside=beside)
+        return (call, derived, None) if own is None else (call, own, derived)
 
     def _ragged_choice(self, precision: Precision) -> AbstractRaggedChoice | None:
         """Who looks for a program of a module that sees more than rows apart."""

@@ -89,6 +89,8 @@ class AdditiveAttention(nn.Module):
 class DotKernel(AbstractMemoryKernel):
     """``DotAttention``; keeps query, context and the logarithm of the weights' sum."""
 
+    derivable = True
+
     def __init__(self, module: DotAttention) -> None:
         self._module = module
 

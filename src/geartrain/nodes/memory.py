@@ -134,7 +134,14 @@ class HoldNode(AbstractNode):
 
 
 class AbstractMemoryKernel(ABC):
-    """What computes a node that reads a memory: as ``AbstractKernel``, with what its rows read."""
+    """What computes a node that reads a memory: as ``AbstractKernel``, with what its rows read.
+
+    Attributes:
+        derivable: Whether a program may be derived beside it, which C calls with those of other
+            modules: it computes what the module does, and nothing else hangs on it.
+    """
+
+    derivable: bool = False
 
     @abstractmethod
     def forward(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Payload]:

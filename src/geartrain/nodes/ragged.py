@@ -108,6 +108,10 @@ class AbstractRaggedChoice(ABC):
         """That for rows that read a memory."""
 
     @abstractmethod
+    def read_at_once(self, inputs: Payload, memory: Payload) -> None:
+        """Take a program for rows and a memory like these, if there is one, whatever it takes."""
+
+    @abstractmethod
     def listed(self, inputs: Payload, memory: Payload | None) -> SeveralForm | None:
         """How C calls the program for rows like these; None: there is none, or it is called by
         itself.

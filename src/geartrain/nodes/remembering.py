@@ -357,6 +357,8 @@ class RememberingRead(ReadAgain):
     Args:
         function, parameters, columns: As of what it extends.
         choice: Looks for a program; None: nobody does.
+        beside: Whether it is beside a kernel that was written by hand: a program is taken at once,
+            as soon as C might call it.
     """
 
     used = 0
@@ -368,9 +370,11 @@ class RememberingRead(ReadAgain):
         parameters: Sequence[nn.Parameter],
         columns: int,
         choice: AbstractRaggedChoice | None = None,
+        *,
+        beside: bool = False,
     ) -> None:
         super().__init__(function, parameters, columns)
-        self._choice = choice
+        self._choice, self._beside = choice, beside
 
     @property
     def replaced(self) -> bool:
@@ -385,7 +389,11 @@ class RememberingRead(ReadAgain):
     def listed(self, inputs: Payload, memory: Payload) -> SeveralForm | None:
         """How C calls it many at a time, for rows and a memory like these; None: it is called by
         itself."""
-        return None if self._choice is None else self._choice.listed(inputs, memory)
+        if self._choice is None:
+            return None
+        if self._beside:
+            self._choice.read_at_once(inputs, memory)
+        return self._choice.listed(inputs, memory)
 
     def give_up(self, why: str) -> None:
         """Its program is used no more."""

@@ -282,6 +282,18 @@ class RaggedChoice(AbstractRaggedChoice):
 
         return self._decide(kind, (kind, "memory"), make, {}, inputs, None, memory)
 
+    def read_at_once(self, inputs: Payload, memory: Payload) -> None:
+        if not self.undecided or self._evaluated:
+            return
+        kind = kind_of(inputs), kind_of(memory)
+        likes = tuple([x[:0] for x in memory])
+        columns = self._module.columns
+        make = partial(derive_memory, self._module.function, inputs, likes, columns)
+        known = self._known(kind, (kind, "memory"), make)
+        self._settled = known.cut is None
+        if known.cut is not None:
+            self._take(self._found(known.cut, len(inputs), {}))
+
     def listed(self, inputs: Payload, memory: Payload | None) -> SeveralForm | None:
         if self._settled or self._program is None:
             return None

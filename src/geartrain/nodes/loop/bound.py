@@ -168,7 +168,7 @@ class CalledModules:
         """The kernel of a module and its programs, for rows like these, so many; None: it has
         none."""
         inner = self._inner[number]
-        kernel: AnyKernel | None = inner.kernel
+        kernel: AnyKernel | None = inner.twin or inner.kernel
         if isinstance(kernel, RememberingRead) and inner.reads is not None:
             return kernel, kernel.listed(samples, inner.reads.memory(self._held).payload())
         if isinstance(kernel, Remembering) and inner.call.inside:

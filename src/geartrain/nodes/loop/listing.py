@@ -99,6 +99,8 @@ class Listing:
         if _is_plain(inner):
             choice = inner.choice
             return choice is None or choice.replaced or choice.recalls
+        if inner.twin is not None:
+            return True
         return isinstance(inner.kernel, Remembering | RememberingRead) and inner.kernel.replaced
 
     def tensors(self, plan: LoopPlan, instances: int) -> FiringTensors:

@@ -74,6 +74,7 @@ class Inner:
         weights: Its part, or None.
         source: The value that it reads.
         reads: A memory that it reads too, or None.
+        twin: Derived beside a kernel that reads a memory, for C to call; None: nothing is.
         width: Payload tensors of the value, seen last.
         counts: Whether its rows are gradient rows of the part; else those of another module are,
             which reads what it makes.
@@ -87,6 +88,7 @@ class Inner:
     weights: AbstractWeights | None
     source: AbstractValue
     reads: Reads | None = None
+    twin: RememberingRead | None = None
     width: int = 1
     counts: bool = True
 
