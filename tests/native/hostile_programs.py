@@ -163,6 +163,9 @@ class Given(AbstractRaggedChoice):
     def memory(self, inputs: Payload, memory: Recalled) -> AbstractRaggedProgram | None:
         return self.program if memory.lengths.all() else None
 
+    def read_at_once(self, inputs: Payload, memory: Payload) -> None:
+        return None  # it has its program
+
     def listed(self, inputs: Payload, memory: Payload | None) -> None:
         return None  # C would ask a loop for the rows
 
