@@ -316,6 +316,7 @@ def test_parts_whose_updates_are_of_the_same_instances_step_one_after_the_other(
         found += 1
         return finished(self, turns)
 
+    monkeypatch.setattr(PartState, "steps_plainly", False)  # each by itself, so that it is seen
     monkeypatch.setattr(PartState, "step_if_due", lambda part, _: stepped.append(part.name))
     monkeypatch.setattr(Cohorts, "finished", counted)
     engine.workers[0].finished(Finished(np.arange(4), 4))
