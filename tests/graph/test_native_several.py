@@ -24,6 +24,7 @@ from geartrain.nodes.loop.module import NativeKept
 from geartrain.nodes.loop.several import SeveralModule
 from geartrain.nodes.remembering import RememberingRead
 from tests.rigs.bundling import WIDTH, Apart, Asks, Follows, Meets, Mixes, Shifts, Sum, Weighs
+from tests.rigs.counted import count_made
 from tests.rigs.passes import Order, accumulate, assert_same_gradients
 from tests.rigs.passing import noted_asking
 
@@ -44,24 +45,7 @@ def _soon(needs_kernels: None, in_float64: None, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Calls of such modules that C has made, forward and back."""
-    found = {"forward": 0, "backward": 0}
-    before = native.NativeCalls._make, native.NativeCalls._back
-
-    def of(self: native.NativeCalls, first: int, end: int) -> int:
-        numbers = self._records[first:end, 0].tolist()
-        return sum(isinstance(self._modules[k], SeveralModule) for k in numbers)
-
-    def make(self: native.NativeCalls, first: int, records: Any) -> int:
-        found["forward"] += of(self, first, first + len(records))
-        return before[0](self, first, records)
-
-    def back(self: native.NativeCalls, first: int, end: int, *rest: Any) -> None:
-        found["backward"] += of(self, first, end)
-        before[1](self, first, end, *rest)
-
-    monkeypatch.setattr(native.NativeCalls, "_make", make)
-    monkeypatch.setattr(native.NativeCalls, "_back", back)
-    return found
+    return count_made(monkeypatch, lambda module: isinstance(module, SeveralModule))
 
 
 def squared(x: Tensor) -> Tensor:

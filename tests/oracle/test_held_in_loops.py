@@ -18,6 +18,7 @@ from geartrain.nodes.loop import native
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loop.several import SeveralModule
 from tests.rigs.beside_plain import Model
+from tests.rigs.counted import count_made
 from tests.rigs.passes import (
     ORDERS,
     Order,
@@ -432,27 +433,13 @@ def test_an_evaluation_computes_the_same(name: str) -> None:
 @pytest.fixture
 def read_in_c(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Calls of modules that read what is held in the loop which C has made, forward and back."""
-    found = {"forward": 0, "backward": 0}
-    before = native.NativeCalls._make, native.NativeCalls._back
 
-    def of(self: native.NativeCalls, first: int, end: int) -> int:
-        modules = [self._modules[k] for k in self._records[first:end, 0].tolist()]
-        return sum(
-            isinstance(m, SeveralModule) and m.inner.reads is not None and m.inner.reads.value >= 0
-            for m in modules
-        )
+    def reads(module: Any) -> bool:
+        if not isinstance(module, SeveralModule):
+            return False
+        return module.inner.reads is not None and module.inner.reads.value >= 0
 
-    def make(self: native.NativeCalls, first: int, records: Any) -> int:
-        found["forward"] += of(self, first, first + len(records))
-        return before[0](self, first, records)
-
-    def back(self: native.NativeCalls, first: int, end: int, *rest: Any) -> None:
-        found["backward"] += of(self, first, end)
-        before[1](self, first, end, *rest)
-
-    monkeypatch.setattr(native.NativeCalls, "_make", make)
-    monkeypatch.setattr(native.NativeCalls, "_back", back)
-    return found
+    return count_made(monkeypatch, reads)
 
 
 IN_C = ["vertices hear one another", "two memories", "nested", "read behind the loop"]

@@ -17,7 +17,7 @@ from geartrain.errors import NonFiniteError
 from geartrain.native.steps import AdamStep
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
-from tests.rigs.stepped import Parts, require_equal
+from tests.rigs.stepped import Parts, noting, require_equal, require_equal_at_the_end
 
 ADAM = partial(gt.FusedAdam, lr=1e-2)
 
@@ -74,13 +74,7 @@ def both(name: str) -> tuple[Parts, Parts]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many weights each call of Adam in C has stepped."""
     found: list[int] = []
-    take = AdamStep.take
-
-    def noted(step: AdamStep, gradients: Any, **how: Any) -> None:
-        found.append(len(gradients))
-        take(step, gradients, **how)
-
-    monkeypatch.setattr(AdamStep, "take", noted)
+    monkeypatch.setattr(AdamStep, "take", noting(AdamStep.take, found))
     return found
 
 
@@ -96,11 +90,7 @@ def test_steps_together_are_those_one_after_the_other(name: str) -> None:
                     state["max_exp_avg_sq"] = state["exp_avg_sq"].clone()
             each.step()
         require_equal(alone, together)
-    for each in (alone, together):
-        each.add(each.all[0])
-        each.add(each.all[3])
-        each.flush()
-    require_equal(alone, together)
+    require_equal_at_the_end(alone, together)
     assert len(together.told) >= 20
 
 

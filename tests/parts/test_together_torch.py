@@ -23,7 +23,7 @@ from geartrain.parts import alike
 from geartrain.parts.rules import Rules
 from geartrain.parts.snapshot import check_parts, put_parts
 from geartrain.parts.told import StepTeller
-from tests.rigs.stepped import Parts, require_equal
+from tests.rigs.stepped import Parts, noting, require_equal, require_equal_at_the_end
 
 Make = Callable[[Any], Optimizer]
 
@@ -115,14 +115,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def noting(take: Callable[..., None], found: list[int]) -> Callable[..., None]:
-    def noted(step: Any, gradients: Any, **how: Any) -> None:
-        found.append(len(gradients))
-        take(step, gradients, **how)
-
-    return noted
-
-
 @pytest.fixture
 def tried_anew() -> Iterator[None]:
     """What has been found out of C is forgotten afterwards."""
@@ -137,11 +129,7 @@ def test_they_are_those_of_torch(name: str, calls: list[int]) -> None:
         for each in (alone, together):
             each.step()
         require_equal(alone, together)
-    for each in (alone, together):
-        each.add(each.all[0])
-        each.add(each.all[3])
-        each.flush()
-    require_equal(alone, together)
+    require_equal_at_the_end(alone, together)
     if library.current() is not None and alike.reckons_as_torch(Adam, torch.float32):
         first = 0 if name.startswith("SGD") else 1  # torch makes what is remembered
         assert sorted(calls) == [2] * (10 - first) + [4] + [6] * (10 - first)

@@ -98,3 +98,22 @@ def require_equal(alone: Parts, together: Parts) -> None:
     assert all(torch.equal(x, its[key]) for key, x in tensors.items())
     assert alone.told == together.told
     assert all(p.grad is None for part in together.all for p in part.parameters)
+
+
+def require_equal_at_the_end(alone: Parts, together: Parts) -> None:
+    """Also after two parts have got more than is due, and all step with what there is."""
+    for each in (alone, together):
+        each.add(each.all[0])
+        each.add(each.all[3])
+        each.flush()
+    require_equal(alone, together)
+
+
+def noting(take: Callable[..., None], found: list[int]) -> Callable[..., None]:
+    """The same call of C, which notes how many weights it steps."""
+
+    def noted(step: Any, gradients: Any, **how: Any) -> None:
+        found.append(len(gradients))
+        take(step, gradients, **how)
+
+    return noted
