@@ -18,6 +18,13 @@ _COUNTS: Final = 3
 _ROOM: Final = 64
 
 
+def record_words(
+    width: int, *, ordered: bool, keys: Sequence[int], more: Sequence[int], alike: Sequence[int]
+) -> list[int]:
+    """How C is told of records; the arguments are those of ``MemberRecords``."""
+    return [width, int(ordered), len(keys), len(more), len(alike), *keys, *more, *alike]
+
+
 @final
 class MemberRecords:
     """Members that wait, a record of words each.
@@ -43,8 +50,8 @@ class MemberRecords:
         more: Sequence[int],
         alike: Sequence[int],
     ) -> None:
-        counts = [width, int(ordered), len(keys), len(more), len(alike)]
-        self._told = np.array([*counts, *keys, *more, *alike], np.int64)
+        told = record_words(width, ordered=ordered, keys=keys, more=more, alike=alike)
+        self._told = np.array(told, np.int64)
         self._columns, self._width, self._held = columns, width, 0
         self._pack = Struct(f"{width}q").pack
         self._records = np.empty((_ROOM, width), np.int64)

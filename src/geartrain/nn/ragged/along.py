@@ -54,7 +54,7 @@ def goes_beyond(low: AbstractLowering, x: fx.Node) -> bool:
         low.values[x] = Beyond(tuple(parts))
         return True
     like = low.like(x)
-    if (like.kind, like.lead) != (MEMBERS, PADDED) or like.at < 0:
+    if not like.is_padded:
         raise Refused("members become something else")
     low.values[x] = _added(low, parts, like, late=low.late(x))
     return True
@@ -88,9 +88,15 @@ def is_of_first(low: AbstractLowering, x: fx.Node) -> bool:
     return True
 
 
-def _first_of_slice(x: fx.Node) -> Any:
+def _sliced(x: fx.Node) -> tuple[Any, int, Any, Any, Any]:
+    """What a slice is of: source, axis, start, end and step."""
     args: Any = x.args
     source, dim, start, end, step = list[Any](args) + [0, 0, None, 1][len(args) - 1 :]
+    return source, dim, start, end, step
+
+
+def _first_of_slice(x: fx.Node) -> Any:
+    source, dim, start, end, step = _sliced(x)
     return (source, source, dim, (start or 0, end)) if step == 1 else None
 
 
@@ -130,7 +136,7 @@ def _parts_of(low: AbstractLowering, x: Any) -> _Parts:
     if low.stretched(x) is not None:
         return () if isinstance(known, Constant) and not known.number else None
     like = low.like(x)
-    if (like.kind, like.lead) != (MEMBERS, PADDED) or like.at < 0:
+    if not like.is_padded:
         return None
     if isinstance(known, Constant) and not known.number:
         return ()
@@ -148,8 +154,7 @@ def _moved(parts: _Parts, by: int) -> _Parts:
 
 
 def _slice(low: AbstractLowering, x: fx.Node) -> _Parts:
-    args: Any = x.args
-    source, dim, start, _, step = list[Any](args) + [0, 0, None, 1][len(args) - 1 :]
+    source, dim, start, _, step = _sliced(x)
     return _cut(low, x, source, source, (dim, start, step), -1)
 
 
@@ -367,8 +372,7 @@ def _flip(low: AbstractLowering, x: fx.Node) -> None:
 
 def _over_members(low: AbstractLowering, x: fx.Node, dim: int) -> bool:
     like = low.like(x)
-    of = (like.kind, like.lead) == (MEMBERS, PADDED) and like.at >= 0
-    return of and dim % len(low.shapes[x]) == like.members
+    return like.is_padded and dim % len(low.shapes[x]) == like.members
 
 
 ALONG: Final[Mapping[Any, Convert]] = {

@@ -250,7 +250,7 @@ class AbstractLowering(ABC):
             like = self._counts.like(*shapes)
         except Refused:
             return None
-        return like if (like.kind, like.lead) == (MEMBERS, PADDED) and like.at >= 0 else None
+        return like if like.is_padded else None
 
     def varies(self, x: fx.Node) -> bool:
         """Whether its shape depends on how many rows there are."""

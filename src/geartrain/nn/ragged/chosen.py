@@ -77,8 +77,14 @@ def _times_chosen(
     shape: Sequence[int],
     behind: bool,
 ) -> RaggedValue:
-    """Args:
-    behind: Whether the matrix comes first, so that rows meet it turned."""
+    """Steps of a product.
+
+    Args:
+        rows: Each meets the matrix that it chooses.
+        found: The matrices.
+        shape: Of them all.
+        behind: Whether the matrix comes first, so that rows meet it turned.
+    """
     late, like, mine = low.late(x), low.like(x), low.like(rows)
     depth, width = shape[1:][::-1] if behind else shape[1:]
     value = low.full(low.value(rows, late=late), late=late)

@@ -87,6 +87,11 @@ class Axes:
         return math.prod(self.tail[: max(self.at, 0)]), math.prod(self.tail[: max(self.second, 0)])
 
     @property
+    def is_padded(self) -> bool:
+        """Whether bundles have an axis, and their members one behind it."""
+        return (self.kind, self.lead) == (MEMBERS, PADDED) and self.at >= 0
+
+    @property
     def rank(self) -> int:
         """How many axes there are."""
         return self.lead + len(self.tail) - self.merged

@@ -20,7 +20,7 @@ import numpy as np
 from geartrain.frames.frame import Schema, View
 from geartrain.frames.message import INSTANCE, VERTEX, Forward, IntArray, distinct, ranges
 from geartrain.native import library
-from geartrain.native.groups import AHEAD
+from geartrain.native.groups import AHEAD, record_words
 from geartrain.native.plans import (
     MOST_MODULES,
     EnteringRows,
@@ -314,10 +314,12 @@ class Charting:
         senders: Mapping[int, Sequence[CallStage]],
         enough: int,
     ) -> None:
-        self._stages, self._calls, self._masks = stages, calls, masks
+        self._stages, self._calls = stages, calls
         self._lists, self._senders, self._enough = (passing, collecting, calls), senders, enough
         self._tables, self._backs = _Tables(), list[tuple[int, int]]()
         self._number = {id(stage): k for k, stage in enumerate(stages)}
+        self._masks = {id(call): bits for call, bits in zip(calls, masks, strict=True)}
+        self._kin = {call.kin: k for k, call in enumerate(calls)}
         self._place: Place | None = None
 
     def chart(self) -> Chart | None:
@@ -363,9 +365,7 @@ class Charting:
 
     def _bits(self, stage: AbstractStage) -> int:
         """The modules that send rows to what brings them together."""
-        every = zip(self._calls, self._masks, strict=True)
-        bits = {id(call): place for call, (place, *_) in every}
-        return sum([bits[id(call)] for call in self._senders[id(stage)]])
+        return sum([self._masks[id(call)][0] for call in self._senders[id(stage)]])
 
     def _own(self, stage: AbstractStage) -> list[int] | None:
         """The kind of a stage, and what is its own; None: C does not know it."""
@@ -384,10 +384,8 @@ class Charting:
     def _of_call(self, stage: CallStage) -> list[int] | None:
         if not stage.pools and _has_bundles(stage.source):
             return None
-        kin = {call.kin: k for k, call in enumerate(self._calls)}
-        own = -1 if stage.kin is None else kin[stage.kin]
-        masks = self._masks[[id(call) for call in self._calls].index(id(stage))]
-        return [StageKind.CALLS, stage.into.number, own, *masks[1:]]
+        own = -1 if stage.kin is None else self._kin[stage.kin]
+        return [StageKind.CALLS, stage.into.number, own, *self._masks[id(stage)][1:]]
 
     def _of_step(self, stage: StepStage) -> list[int] | None:
         step = stage.step
@@ -419,12 +417,12 @@ class Charting:
         moved = node.moving is not None
         columns = len(node.place.schema.state)
         width, keys, more, alike = member_words(node, columns, moved=moved)
-        counts = [width, int(node.ordered), len(keys), len(more), len(alike)]
+        rest = {"keys": keys, "more": more, "alike": alike}
         sources = self._tables.source(node.place, node.size)
         sources += self._tables.source(node.place, node.order)
         came = int(width > AHEAD + columns)
         own = [stage.value.number, *sources, came, *self._fields(node.moving)]
-        return [StageKind.GROUPS, *own, *counts, *keys, *more, *alike]
+        return [StageKind.GROUPS, *own, *record_words(width, ordered=node.ordered, **rest)]
 
 
 def _has_bundles(value: AbstractValue) -> bool:
