@@ -35,6 +35,7 @@ from geartrain.native.calls import CallForm
 from geartrain.native.rows import take
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
+from geartrain.nodes.loop.numbers import consecutive
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -208,6 +209,15 @@ class AbstractKernels(ABC):
 def gathered(kept: Payload, rows: IntArray | None) -> Payload:
     """The residuals of the rows that came back, in their order; None: ``kept`` are those."""
     return kept if rows is None else take(kept, rows)
+
+
+def lying(kept: Payload, rows: IntArray | None) -> Payload | None:
+    """The same where they lie, for who is done with them when it returns; None: they are no
+    neighbours."""
+    if rows is None:
+        return kept
+    first = consecutive(rows) if rows.size else -1
+    return None if first < 0 else tuple([x[first : first + rows.size] for x in kept])
 
 
 def require_counts(name: str, kernels: Sequence[AbstractKernel]) -> tuple[int | None, ...]:
