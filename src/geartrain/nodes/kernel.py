@@ -29,13 +29,13 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError, ProtocolError
+from geartrain.frames.counted import consecutive
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.kinds import require_class, require_kind
 from geartrain.native.calls import CallForm
 from geartrain.native.rows import take
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
-from geartrain.nodes.loop.numbers import consecutive
 
 M = TypeVar("M", bound=nn.Module)
 
