@@ -42,6 +42,7 @@ from geartrain.nodes.call import AbstractDryRun, Call, own_integers
 from geartrain.nodes.criteria import InnerMean
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.sums import Sums
+from geartrain.nodes.unrecorded import Unrecorded
 
 Target: TypeAlias = str | Callable[[View], Any] | None
 Collected: TypeAlias = tuple[IntArray, IntArray, IntArray | None, Payload]
@@ -243,7 +244,7 @@ class Objective:
         if isinstance(criterion, InnerMean) and not prediction[0].is_floating_point():
             known = None
         if known and target is not None and (self._check_classes or len(prediction) == 1):
-            with torch.no_grad():
+            with Unrecorded():
                 losses, d = known(prediction[0], target)
             return self._checked(losses, prediction), (d, *[None] * (len(prediction) - 1))
         inputs = [p.detach().requires_grad_(p.is_floating_point()) for p in prediction]
