@@ -15,7 +15,7 @@ def _rows(*counts: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("counts", [(1, 1, 1), (3, 3), (2, 1, 4), (1, 0, 1), (0, 2)])
-def test_rows_lie_below_one_another_in_the_order_of_their_instances(counts: tuple[int, ...]) -> None:
+def test_rows_lie_below_one_another_in_the_order_of_instances(counts: tuple[int, ...]) -> None:
     given = _rows(*counts)
     found = stacked(given, KNOWN)
     assert found is not None and found.payload is not None
