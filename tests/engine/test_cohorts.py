@@ -27,6 +27,26 @@ def test_updates_of_a_copy_are_of_its_own_turns_in_their_order(copies, first, be
         assert [cohorts.ahead(turn) for turn in own] == [max(0, k - 1) for k in of]
 
 
+@pytest.mark.parametrize("copies", [1, 2, 3])
+@pytest.mark.parametrize("begun", [0, 2])
+def test_nobody_waits_until_an_instance_of_a_later_update_has_come(copies, begun) -> None:
+    for copy in range(copies):
+        arena = Arena()
+        cohorts = Cohorts(arena, N, 0, begun, copy, copies)
+        assert cohorts.none_waits
+        own = [turn for turn in range(4 * copies) if turn % copies == copy]
+        for turn in own:
+            arena.latest = turn
+            assert cohorts.none_waits is (cohorts.ahead(turn) == 0)
+        arena.turn[:3] = own[:3]
+        arena.latest = own[N - begun - 1]
+        assert cohorts.updates(np.arange(N - begun)) is None
+        arena.latest = own[N - begun]
+        assert cohorts.updates(np.arange(N - begun)).tolist() == [0] * (N - begun)
+        assert list(cohorts.finished(np.array(own[: N - begun]))) == [N - begun, 0]
+        assert cohorts.none_waits
+
+
 @pytest.mark.parametrize("turns", [[0, 1, 3, 5, 6, 8, 9], [9, 5, 0, 6, 3, 1, 8]])
 def test_what_may_be_added_now_goes_in_one_piece_and_each_later_update_waits_in_its_own(
     turns: list[int],

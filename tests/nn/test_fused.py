@@ -16,6 +16,7 @@ from geartrain.native.fused import AT_A_TIME, At, Op, Packing, Reckoning, Step, 
 from geartrain.native.pool import LEAST
 from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
 from geartrain.native.steady import steady
+from geartrain.nn import fused
 from geartrain.nn.derivation import derive
 from geartrain.nn.fused import PackedWeights
 from geartrain.nn.operands import Operands
@@ -234,10 +235,34 @@ def test_weights_are_packed_once_a_firing_and_anew_in_the_next(
         (y, _), _ = program.forward(inputs)
     assert packed == packed[:1] * 2  # where they were packed
     torch.testing.assert_close(y, module(*inputs)[0].detach())
+
+
+@pytest.mark.parametrize("most", [None, 0])
+def test_outside_of_a_firing_weights_are_packed_at_each_call_where_they_were_if_that_is_little(
+    most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed: list[Packing] = []
+    before = Packing.run
+
+    def watched(self: Packing) -> None:
+        packed.append(self)
+        before(self)
+
+    if most is not None:
+        monkeypatch.setattr(fused, "_FEW_BYTES", most)
+    module, inputs = _made("stacked", torch.float64)
+    assert isinstance(module, Stacked)
+    program = Program(derive(module, inputs), Operands(module))
+    monkeypatch.setattr(Packing, "run", watched)
     with torch.no_grad():
         program.forward(inputs)
-        program.forward(inputs)
-    assert len(set(packed)) == 3
+        module.new.weight.data.mul_(2)  # which torch does not count
+        (y, _), _ = program.forward(inputs)
+        torch.testing.assert_close(y, module(*inputs)[0])
+        with steady():
+            program.forward(inputs)
+    assert len(packed) == 3
+    assert len(set(packed)) == (1 if most is None else 3)
 
 
 def _moved(module: nn.Module) -> None:

@@ -6,9 +6,11 @@ gradient. Rows of dy are all different: an answer in the order of arrival fails.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -374,6 +376,24 @@ class Silent(nn.Module):
         kernel = CastKernel(LinearKernel(self.map))
         kernel.residuals = None
         return kernel
+
+
+@pytest.mark.parametrize("rows", [range(3, 40), range(39, 2, -1)], ids=["as they lie", "turned"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_map_is_done_with_its_rows_or_has_copied_them_when_it_returns(
+    rows: range, frozen: bool
+) -> None:
+    torch.manual_seed(0)
+    module, kept = nn.Linear(D, H), torch.randn(50, D)
+    module.weight.requires_grad_(not frozen)
+    kernel, into = LinearKernel(module), GradientSum([*module.parameters()])
+    at, dy = np.array(rows), torch.randn(len(rows), H)
+    wanted = dy.t() @ kept[at]
+    with torch.no_grad():
+        assert kernel.backward((dy,), (kept,), at, into, wanted=False) == (None,)
+        kept.fill_(math.nan)
+        (d, _), _ = into.take_each([module.weight, module.bias])
+    assert_close(d, None if frozen else wanted)
 
 
 def test_in_a_sequence_one_kernel_need_not_say_what_it_keeps() -> None:

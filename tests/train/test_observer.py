@@ -110,3 +110,14 @@ def test_one_firing_that_took_long_is_not_what_a_node_costs():
         work.fired(0, Firing("a", "p", True, 10), seconds)
     work.fired(0, Firing("few", "p", True, 10), 9.0)
     assert work.costs() == {"a": NodeCost(2.5, 5, 0), "few": NodeCost(9.0, 1, 0)}
+
+
+def test_work_that_was_added_to_others_stays_as_it_was() -> None:
+    total, one, other = PassWork(), PassWork(), PassWork()
+    for work, rows in ((one, 3), (other, 5)):
+        work.fired(0, Firing("a", "a", forward=True, rows=rows), 0.5)
+    for work in (one, other):
+        total.add(work)
+    for work, rows in ((total, 8), (one, 3), (other, 5)):
+        (use,) = work.uses.values()
+        assert (use.rows, sum(use.sizes)) == (rows, 2 if work is total else 1)

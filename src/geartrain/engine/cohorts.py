@@ -101,8 +101,19 @@ class Cohorts:
         """Cohorts before that of an instance, the present one among them."""
         return max(0, int(self._cohort(np.array([turn]))[0]) - self._present)
 
-    def updates(self, slots: IntArray) -> IntArray:
-        """The same of instances in these slots; of those of earlier cohorts negative numbers."""
+    @property
+    def none_waits(self) -> bool:
+        """Whether no instance that has come is of a later cohort than the present one."""
+        latest = self._arena.latest
+        if self._copies > 1:
+            latest = (latest + (self._copies - 1 - self._copy)) // self._copies
+        return (latest - self._base) // self.n <= self._present
+
+    def updates(self, slots: IntArray) -> IntArray | None:
+        """The same of instances in these slots; of those of earlier cohorts negative numbers; None:
+        none is of a later one."""
+        if self.none_waits:
+            return None
         return self._cohort(self._arena.turn[slots]) - self._present
 
     def _cohort(self, turns: IntArray) -> IntArray:

@@ -214,6 +214,9 @@ class WorkerState:
             self._enqueue(delivery)
             return
         (cohorts, parts), batch, ahead = several[k], delivery.batch, 0
+        if cohorts.none_waits:
+            self._sort(node, delivery, k + 1)
+            return
         if self._takes_ahead(node):
             lengths = node.lengths(batch)
             rows = 1.0 if lengths is None else float(lengths.mean())

@@ -106,6 +106,8 @@ class Arena:
         self.keys: NDArray[np.object_] = np.full(64, None, np.object_)
         self.fed: dict[str, IntArray] = {}  # input name to the rows that each brought, by slot
         self.active = 0
+        self.latest = -1
+        """No instance that has come has a later turn."""
         self._cohort = np.zeros(64, np.int64)
         self._cohorts = [Cohort(0, 0, 0, 0)] * 64
         self._left = np.zeros(64, np.int64)  # instances of a cohort that are unfinished
@@ -132,6 +134,7 @@ class Arena:
         self.size[slots] = packed.sizes
         self.serial[slots] = np.arange(first_serial, first_serial + n)
         self.turn[slots] = self.serial[slots]
+        self.latest = max(self.latest, first_serial + n - 1)  # turns of a copy are no later
         for name, column in packed.vertex.items():
             self.vertices.write(name, start, column)
         if self.has_edges:
@@ -185,6 +188,7 @@ class Arena:
     def adopt(self, told: Admitted) -> None:
         """Have these instances where another arena has them; for an arena that admits none."""
         slots = told.slots
+        self.latest = max(self.latest, int(told.places[-1].max(initial=-1)))
         while self.base.size <= int(slots.max(initial=0)):
             self._grow_slots()
         for column, given in zip(self._places(), told.places, strict=True):

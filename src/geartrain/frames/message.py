@@ -31,6 +31,7 @@ from torch import Tensor
 
 from geartrain.device import moved
 from geartrain.errors import GraphError
+from geartrain.frames.counted import consecutive
 from geartrain.native.rows import Moves, take
 
 IntArray: TypeAlias = NDArray[np.int64]
@@ -172,8 +173,11 @@ def _cut(
 
 def by_owner(batch: Backward) -> list[tuple[int, Backward]]:
     """Cut a batch of answers by the node that waits for them."""
-    owners = batch.rows >> ROW_BITS
-    first = int(owners[0])
+    rows = batch.rows
+    first = int(rows[0]) >> ROW_BITS
+    if first == int(rows[-1]) >> ROW_BITS and consecutive(rows) >= 0:
+        return [(first, batch)]
+    owners = rows >> ROW_BITS
     if np.count_nonzero(owners == first) == owners.size:
         return [(first, batch)]
     return [

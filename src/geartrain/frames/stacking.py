@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -29,15 +30,12 @@ def stacked(
     if set(map(type, given)) != {Tensor}:
         return None
     shape, dtype = known
-    if {x.dtype for x in given} != {dtype} or {x.ndim for x in given} != {1 + len(shape)}:
+    if set(map(_DTYPE, given)) != {dtype}:
         return None
-    try:
-        rows = torch.cat(list(given)).detach()
-    except RuntimeError:
+    found = _below(given, shape)
+    if found is None:
         return None
-    if rows.shape[1:] != shape or not rows.shape[0]:
-        return None
-    lengths = np.array([x.shape[0] for x in given], np.int64)
+    rows, lengths = found
     ends = ends_of(lengths)
     if places is None:
         return PackedRows(rows, lengths, np.arange(rows.shape[0]) - ends[:-1].repeat(lengths), ends)
@@ -45,6 +43,31 @@ def stacked(
     if at is None or at.dtype != np.int64:
         return None
     return PackedRows(rows, lengths, at, ends)
+
+
+def _below(given: Sequence[Tensor], shape: torch.Size) -> tuple[Tensor, IntArray] | None:
+    """Tensors of one dtype below one another, and how many rows each has; None: one has rows of
+    another shape, or all have none."""
+    n = given[0].shape[0] if given[0].ndim else 0
+    if given[0].shape[1:] != shape or not n:
+        return _of_any_lengths(given, shape)
+    try:  # torch looks at the shape of each
+        rows = torch.stack(list(given))
+    except RuntimeError:
+        return _of_any_lengths(given, shape)
+    return rows.detach().flatten(0, 1), np.full(len(given), n)
+
+
+def _of_any_lengths(given: Sequence[Tensor], shape: torch.Size) -> tuple[Tensor, IntArray] | None:
+    if {x.ndim for x in given} != {1 + len(shape)}:
+        return None
+    try:
+        rows = torch.cat(list(given)).detach()
+    except RuntimeError:
+        return None
+    if rows.shape[1:] != shape or not rows.shape[0]:
+        return None
+    return rows, np.array([x.shape[0] for x in given], np.int64)
 
 
 def side_by_side(given: Sequence[Any], lengths: IntArray) -> Column | None:
@@ -99,5 +122,6 @@ _JOINED: Final[Mapping[type, Callable[[Sequence[Any]], Column | None]]] = {
     tuple: _of_lists,
     Tensor: _of_tensors,
 }
+_DTYPE: Final = attrgetter("dtype")
 _WHOLE: Final = frozenset((int, np.int64))
 _NUMBERS: Final = frozenset((torch.int64, torch.int32, torch.float32, torch.float64))

@@ -165,6 +165,8 @@ class Admission:
                 known = _Wanted(read, False, False, _check_of_targets(operator), judges=True)
             else:
                 continue
+            if known.check is None and not known.inside and schema.vertex.isdisjoint(known.read):
+                continue
             for origin in _origins(operator):
                 demand = _Demand(operator.name, origin, known, schema)
                 if demand.asks:

@@ -368,10 +368,11 @@ class Packing:
         dtype: Of the weights.
     """
 
-    __slots__ = ("_count", "_dtype", "_held", "_packed", "_words")
+    __slots__ = ("_count", "_dtype", "_held", "_packed", "_words", "nbytes")
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype, self._count = dtype, 0
+        self.nbytes = 0
         self._held: list[Tensor] = []
         self._words: list[int] = []
         self._packed = b""
@@ -387,6 +388,7 @@ class Packing:
         depth, width = (out, into) if turned else (into, out)
         found = pool.made((depth * (width + -width % _LANES),), weight.dtype, pool.lasting)
         at = found.data_ptr()
+        self.nbytes += found.nbytes
         self._held += (weight, found)
         self._words += (out, into, int(turned), weight.data_ptr(), at)
         self._count += 1

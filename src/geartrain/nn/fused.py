@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 import torch
 from torch import Tensor
@@ -86,6 +86,11 @@ class MadeTable:
         return Steps([Step(Op.PRODUCT, out, places, many=depth)], [0] * 4, dtype)
 
 
+_FEW_BYTES: Final = 1 << 18
+"""So much that is packed, at most, is kept where it is found anew at each call: larger weights take
+longer to pack than all that is spared, and memory."""
+
+
 @final
 class PackedWeights:
     """Where the weights of one function are, packed for products, for the length of a firing.
@@ -107,13 +112,12 @@ class PackedWeights:
 
     def of(self, routine: Routine, operands: Sequence[Tensor]) -> OperandPlaces:
         """Of all operands; it must live as long as anybody reads there."""
-        number = firing.number
-        found = self._held.get(routine) if number else None
-        if found is not None and (found.firing == number or found.renew(operands)):
+        number, found = firing.number, self._held.get(routine)
+        if found is not None and ((number and found.firing == number) or found.renew(operands)):
             found.firing = number
             return found
         found = routine.places(operands)
-        if number:
+        if number or found.nbytes <= _FEW_BYTES:
             found.firing, self._held[routine] = number, found
         return found
 

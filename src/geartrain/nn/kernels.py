@@ -49,6 +49,7 @@ from geartrain.nodes.kernel import (
     AbstractKernel,
     gathered,
     kernel_of,
+    lying,
     parted,
     register_kernel,
     require_counts,
@@ -133,19 +134,21 @@ class LinearKernel(AbstractKernel):
         *,
         wanted: bool = True,
     ) -> Gradient:
-        (dy,), (x,) = gradients, gathered(kept, rows)
+        (dy,) = gradients
         if dy is None:
             return (None,)
         weight, bias = self._module.weight, self._module.bias
         at_once = weight.numel() <= _SMALL and dy.shape[0] >= _FEW and not into.of_several
         if at_once and self._learns():
-            found = map_backward(dy.contiguous(), x, weight)
+            (x,) = lying(kept, rows) or gathered(kept, rows)
+            found = map_backward(dy.contiguous(), x, weight, wanted=wanted)
             if found is not None:
                 d_x, d_weight, d_bias = found
                 into.add(cast(nn.Parameter, weight), d_weight, given=True)
                 if bias is not None:
                     into.add(bias, d_bias, given=True)
                 return (d_x,)
+        (x,) = gathered(kept, rows)
         flat = dy if dy.dim() == 2 else dy.flatten(0, -2)
         if weight.requires_grad:
             into.add_product(

@@ -101,6 +101,11 @@ class OperandPlaces:
         """Pack the weights as they are now."""
         self._packing.run()
 
+    @property
+    def nbytes(self) -> int:
+        """Of what is packed."""
+        return self._packing.nbytes
+
     def renew(self, operands: Sequence[Tensor]) -> bool:
         """Be for these operands, which may have changed; False: they lie elsewhere, or another
         thread may be reading what is packed."""

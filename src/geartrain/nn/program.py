@@ -28,9 +28,8 @@ from geartrain.nn.terms import Term
 from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
-from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, gathered
+from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, gathered, lying
 from geartrain.nodes.looked_up import Lookup
-from geartrain.nodes.loop.numbers import consecutive
 
 
 @final
@@ -176,11 +175,10 @@ class Program(AbstractKernel):
     @staticmethod
     def _lying(kept: Payload, rows: IntArray | None, back: Routine, first: int) -> Payload:
         """Residuals of these rows: where they lie, if those are neighbours and nobody gets them."""
-        start = -1 if rows is None or not rows.size else consecutive(rows)
-        if rows is None or start < 0:
+        there = lying(kept, rows)
+        if rows is None or there is None:
             return gathered(kept, rows)
-        end = start + rows.size
-        found = [x[start:end] for x in kept]
+        found = [*there]
         lost = [k for k in range(len(kept)) if back.hands_over(first + k)]
         for k, x in zip(lost, gathered(tuple([kept[k] for k in lost]), rows), strict=True):
             found[k] = x

@@ -19,6 +19,7 @@ from typing import final
 import numpy as np
 from torch import Tensor
 
+from geartrain.frames.counted import consecutive, sliced
 from geartrain.frames.message import (
     ROW_MASK,
     Backward,
@@ -141,11 +142,11 @@ class Collector:
         lengths: IntArray | None,
         done: list[Backward],
     ) -> None:
-        store = self._rows
+        store, at = self._rows, sliced(rows)
         self._count(rows, counts)
-        if store["touched"][rows].any():
+        if store["touched"][at].any():
             gradient = tuple(self._earlier(rows, j, g) for j, g in enumerate(gradient))
-        last = store["pending"][rows] == 0
+        last = store["pending"][at] == 0
         answer = Backward(store["origin"][rows], gradient, lengths)
         if last.all():
             done.append(answer)
@@ -160,10 +161,10 @@ class Collector:
         self._release(rows[leave])
 
     def _count(self, rows: IntArray, counts: IntArray | int) -> None:
-        pending = self._rows["pending"]
-        pending[rows] -= counts
-        late = rows[pending[rows] < 0]
-        if late.size:
+        pending, at = self._rows["pending"], sliced(rows)
+        pending[at] -= counts
+        if (pending[at] < 0).any():
+            late = rows[pending[at] < 0]
             self._rows.release(np.repeat(late, 2))  # answered too often: the store says who
 
     def _earlier(self, rows: IntArray, j: int, column: Tensor | None) -> Tensor | None:
@@ -256,7 +257,7 @@ def _sum_equal_rows(
     rows: IntArray, gradient: Gradient
 ) -> tuple[IntArray, IntArray | int, Gradient]:
     """One entry for every distinct row: gradients of equal rows added, and how many there were."""
-    if rows.size == 1:
+    if rows.size < 2 or consecutive(rows) >= 0:
         return rows, 1, gradient
     ordered = np.sort(rows)
     if np.count_nonzero(ordered[1:] == ordered[:-1]) == 0:

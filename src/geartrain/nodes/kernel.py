@@ -29,6 +29,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError, ProtocolError
+from geartrain.frames.counted import consecutive
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.kinds import require_class, require_kind
 from geartrain.native.calls import CallForm
@@ -208,6 +209,15 @@ class AbstractKernels(ABC):
 def gathered(kept: Payload, rows: IntArray | None) -> Payload:
     """The residuals of the rows that came back, in their order; None: ``kept`` are those."""
     return kept if rows is None else take(kept, rows)
+
+
+def lying(kept: Payload, rows: IntArray | None) -> Payload | None:
+    """The same where they lie, for who is done with them when it returns; None: they are no
+    neighbours."""
+    if rows is None:
+        return kept
+    first = consecutive(rows) if rows.size else -1
+    return None if first < 0 else tuple([x[first : first + rows.size] for x in kept])
 
 
 def require_counts(name: str, kernels: Sequence[AbstractKernel]) -> tuple[int | None, ...]:

@@ -39,8 +39,10 @@ from geartrain.frames.precision import widened
 from geartrain.kinds import require_kind
 from geartrain.native.losses import cross_entropy as native_cross_entropy
 from geartrain.nodes.call import AbstractDryRun, Call, own_integers
+from geartrain.nodes.criteria import InnerMean
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.sums import Sums
+from geartrain.nodes.unrecorded import Unrecorded
 
 Target: TypeAlias = str | Callable[[View], Any] | None
 Collected: TypeAlias = tuple[IntArray, IntArray, IntArray | None, Payload]
@@ -239,8 +241,10 @@ class Objective:
             with torch.no_grad():
                 return self._checked(criterion(*prediction, *args), prediction), None
         known = getattr(criterion, "with_gradient", None)
+        if isinstance(criterion, InnerMean) and not prediction[0].is_floating_point():
+            known = None
         if known and target is not None and (self._check_classes or len(prediction) == 1):
-            with torch.no_grad():
+            with Unrecorded():
                 losses, d = known(prediction[0], target)
             return self._checked(losses, prediction), (d, *[None] * (len(prediction) - 1))
         inputs = [p.detach().requires_grad_(p.is_floating_point()) for p in prediction]
@@ -387,21 +391,11 @@ def per_row(criterion: Callable[..., Any], name: str) -> Callable[..., Any]:
                 "rows of many instances share a batch; build it with reduction='none'"
             )
         return criterion
-    if criterion in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss):
-        return _inner_mean(criterion)
+    if InnerMean.knows(criterion):
+        return InnerMean(criterion)
     if callable(criterion) and "reduction" in _parameters(criterion):
         return lambda *args: criterion(*args, reduction="none")
     return criterion
-
-
-def _inner_mean(criterion: Callable[..., Any]) -> Callable[..., Tensor]:
-    def losses(prediction: Tensor, target: Tensor) -> Tensor:
-        if prediction.shape != target.shape:
-            target = target.view_as(prediction)
-        each: Tensor = criterion(prediction, target.to(prediction.dtype), reduction="none")
-        return each.flatten(1).mean(1) if each.ndim > 1 else each
-
-    return losses
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import final
 
-import torch
 from torch import nn
 
 from geartrain.frames.message import (
@@ -32,6 +31,7 @@ from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loss import Objective
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.products import GRAIN
+from geartrain.nodes.unrecorded import Unrecorded
 from geartrain.nodes.weights import AbstractWeights
 
 
@@ -78,7 +78,7 @@ class ReadoutNode(AbstractNode):
         if self._dry_run is not None:
             self._dry_run.look(self._call, self.place, inputs, state, lengths, device)
             self._dry_run = unsettled(self._call)
-        with torch.no_grad():
+        with Unrecorded():
             outputs, residuals = self._kernel.forward(inputs, inside)
         rows = origin.size if lengths is None else int(lengths.sum())
         pooled = lengths is None or self._call.pool
@@ -93,7 +93,7 @@ class ReadoutNode(AbstractNode):
         if self._weights is not None and self._kernel.apart:
             updates = self._weights.updates_of(state[INSTANCE])
         each = updates if lengths is None or updates is None else updates.repeat(lengths)
-        with torch.no_grad(), nullcontext() if each is None else into.of_updates(each):
+        with Unrecorded(), nullcontext() if each is None else into.of_updates(each):
             found = self._kernel.backward(dy, residuals, None, into, inside)
         if self._weights is not None and updates is not None:
             self._weights.answered_for(updates, lengths)

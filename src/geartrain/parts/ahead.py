@@ -27,23 +27,23 @@ class UpdatesAhead:
 
     Attributes:
         of_slots: From slots of instances the updates that these are of, counted from the present
-            one, where instances are counted as they finish; None: rows are of the present one.
+            one, where instances are counted as they finish, or None, as no row is of a later one;
+            None: rows are of the present one.
     """
 
     def __init__(self, counting: Counting, count: Callable[[Told], None]) -> None:
         self._counting, self._count = counting, count
-        self.of_slots: Callable[[IntArray], IntArray] | None = None
+        self.of_slots: Callable[[IntArray], IntArray | None] | None = None
         self._told: list[list[Told]] = []  # by update
 
     def of(self, slots: IntArray) -> IntArray | None:
         """The updates of these messages, as ``AbstractWeights.updates_of`` has them."""
+        found: IntArray | None = None
         if self._counting.once:
             found = self._counting.updates_of_next(slots.size)
         elif self.of_slots is not None:
             found = self.of_slots(slots)
-        else:
-            return None
-        return np.maximum(found, 0) if (found > 0).any() else None
+        return None if found is None or not (found > 0).any() else np.maximum(found, 0)
 
     def tell(
         self, updates: IntArray, versions: IntArray, lengths: IntArray | None, *, answered: bool

@@ -224,7 +224,9 @@ class PartState(AbstractAhead):
         return self.counting.instances % n
 
     def in_cohorts(
-        self, ahead: Callable[[int], int] | None, updates: Callable[[IntArray], IntArray] | None
+        self,
+        ahead: Callable[[int], int] | None,
+        updates: Callable[[IntArray], IntArray | None] | None,
     ) -> None:
         self.looking.updates_before, self._ahead.of_slots = ahead, updates
 

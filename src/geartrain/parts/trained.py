@@ -68,13 +68,15 @@ class AbstractPart(AbstractWeights):
 
     @abstractmethod
     def in_cohorts(
-        self, ahead: Callable[[int], int] | None, updates: Callable[[IntArray], IntArray] | None
+        self,
+        ahead: Callable[[int], int] | None,
+        updates: Callable[[IntArray], IntArray | None] | None,
     ) -> None:
         """In this pass gradients of later updates wait, or they do not (None).
 
         Args:
             ahead: From the number of an instance the updates before that which it is of.
-            updates: The same, from slots of instances.
+            updates: The same, from slots of instances; None: none is of a later update.
         """
 
     takes_ahead = False

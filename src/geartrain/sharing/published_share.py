@@ -130,7 +130,9 @@ class PublishedShare(WorkerShare):
         return self._local.lacking
 
     def in_cohorts(
-        self, ahead: Callable[[int], int] | None, updates: Callable[[IntArray], IntArray] | None
+        self,
+        ahead: Callable[[int], int] | None,
+        updates: Callable[[IntArray], IntArray | None] | None,
     ) -> None:
         # Each worker has cohorts of its own, and none waits for another.
         pass

@@ -130,7 +130,9 @@ class AbstractShare(WorkerShare):
         return left if left > 0 else self.trigger.n
 
     def in_cohorts(
-        self, ahead: Callable[[int], int] | None, updates: Callable[[IntArray], IntArray] | None
+        self,
+        ahead: Callable[[int], int] | None,
+        updates: Callable[[IntArray], IntArray | None] | None,
     ) -> None:
         # Each worker has cohorts of its own, and none waits for another.
         self.gathers = ahead is not None and self.rules.max_staleness is None

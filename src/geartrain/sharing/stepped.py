@@ -156,7 +156,9 @@ class SteppedShare(AbstractAhead, PublishedShare):
         return self._part.takes_ahead
 
     def in_cohorts(
-        self, ahead: Callable[[int], int] | None, updates: Callable[[IntArray], IntArray] | None
+        self,
+        ahead: Callable[[int], int] | None,
+        updates: Callable[[IntArray], IntArray | None] | None,
     ) -> None:
         self._ahead.of_slots = updates
 

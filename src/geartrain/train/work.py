@@ -6,7 +6,7 @@ Observer of the next  ─► PassWork ─┴► Work ─► Worked, before each 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, final
 
 from geartrain.engine.costs import NOTHING, NodeCost
@@ -93,7 +93,11 @@ class PassWork:
     def add(self, other: PassWork) -> None:
         """Count what was done in another one, too."""
         for key, use in other.uses.items():
-            self.uses.setdefault(key, Use()).add(use)
+            mine = self.uses.get(key)
+            if mine is None:
+                self.uses[key] = replace(use, sizes=[*use.sizes])
+            else:
+                mine.add(use)
         for worker, waited in other.waiting.items():
             self.waiting[worker] = self.waiting.get(worker, 0.0) + waited
         for link, (messages, nbytes) in other.links.items():

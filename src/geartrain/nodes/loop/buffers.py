@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from geartrain.frames.counted import consecutive
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.native import pool
 from geartrain.native.pool import is_alone
 from geartrain.native.rows import Moves, add, take
 from geartrain.nodes.loop.arenas import ENOUGH, MUCH_MORE, few_more, larger
-from geartrain.nodes.loop.numbers import Numbers, consecutive
+from geartrain.nodes.loop.numbers import Numbers
 from geartrain.nodes.loop.tensors import AbstractTensors, require_alike
 
 Kind: TypeAlias = tuple[torch.dtype, tuple[int, ...]]

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from geartrain.errors import ProtocolError, WorkerError
+from geartrain.frames.counted import counted
 from geartrain.frames.message import INSTANCE, IntArray, ends_of
 from geartrain.native import calls, library, pool
 from geartrain.native.fused import LACKING
@@ -34,7 +35,6 @@ from geartrain.nodes.loop.bound import CalledModules, Chosen, Stage
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.hoisting import Hoists, call_in_two, shared_rows
 from geartrain.nodes.loop.module import NativeKept, TurnModule
-from geartrain.nodes.loop.numbers import counted
 from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, joined
 from geartrain.nodes.loop.reads import ReadTensor
 from geartrain.nodes.loop.rooms import AnyModule, TurnRoom

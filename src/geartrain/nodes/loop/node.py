@@ -78,6 +78,7 @@ from geartrain.nodes.loss import Objective
 from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.remembering import Remembering, RememberingRead
+from geartrain.nodes.unrecorded import Unrecorded
 
 
 @final
@@ -209,7 +210,7 @@ class LoopNode(AbstractNode):
         slots = join_states(batches)[INSTANCE]
         came = self._door.take(slots)
         emission = Emission()
-        with torch.no_grad(), steady():
+        with Unrecorded(), steady():
             turn = self._computed(slots, came, train)
             self._door.release(came)
             del came  # it may all go back now, and what came is wanted no more
@@ -537,7 +538,7 @@ class LoopNode(AbstractNode):
             mine = np.zeros(turn.slots.size, np.bool_)
             mine[which] = True
         got: Got = {name: [] for name in self._weights}
-        with torch.no_grad(), steady():
+        with Unrecorded(), steady():
             if not self._answer_taped(turn, mine, got):
                 self._take_back(turn, mine, got, updates, apart=apart)
         for name, weights in self._weights.items():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+from typing import final
 
 import numpy as np
 
+from geartrain.frames.counted import consecutive, counted
 from geartrain.frames.message import IntArray, ranges
 
 
@@ -173,27 +174,3 @@ class Numbers:
         first = consecutive(rows) if rows.size else 0
         which = rows if first < 0 else slice(first, first + rows.size)
         return [side.values[which] for side in self._joined[number]]
-
-
-class _Counted:
-    """0, 1, ...: rows that are a view of it follow upon one another, which is seen at once."""
-
-    numbers: ClassVar[IntArray] = np.arange(1 << 12)
-
-
-def counted(first: int, n: int) -> IntArray:
-    """first, first + 1, ...; nobody may write to it."""
-    numbers = _Counted.numbers  # another worker may replace them
-    if first + n > numbers.size:
-        numbers = _Counted.numbers = np.arange(2 * (first + n))
-    return numbers[first : first + n]
-
-
-def consecutive(rows: IntArray) -> int:
-    """The first of rows that follow upon one another; -1: they do not."""
-    first, n = int(rows[0]), rows.size
-    if rows.base is _Counted.numbers and rows.strides == (8,):
-        return first
-    if int(rows[-1]) - first != n - 1:
-        return -1
-    return first if n < 3 or bool((rows[1:] - rows[:-1] == 1).all()) else -1

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from geartrain.frames.counted import consecutive, counted
 from geartrain.frames.message import Gradient, IntArray, Payload, distinct
 from geartrain.native.rows import Moves, add, take
-from geartrain.nodes.loop.numbers import Numbers, consecutive, counted
+from geartrain.nodes.loop.numbers import Numbers
 from geartrain.nodes.loop.tensors import AbstractTensors, require_alike
 
 

@@ -12,13 +12,13 @@ from typing import final
 import numpy as np
 
 from geartrain.errors import GeartrainError, WorkerError
+from geartrain.frames.counted import counted
 from geartrain.frames.message import INSTANCE
 from geartrain.nodes.control import AbstractStep, by_columns
 from geartrain.nodes.group import Group
 from geartrain.nodes.join import JoinNode
 from geartrain.nodes.loop.columns import SideBySide
 from geartrain.nodes.loop.members import Members, Sides
-from geartrain.nodes.loop.numbers import counted
 from geartrain.nodes.loop.plan import AbstractStage, LoopPlan, RowNumbers
 from geartrain.nodes.loop.values import AbstractValue, Grouped, Parted, Unbundled
 from geartrain.nodes.structure import Flatmap, Ungroup

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GeartrainError, GraphError, WorkerError
+from geartrain.frames.counted import consecutive, counted
 from geartrain.frames.message import INSTANCE, Gradient, IntArray, Payload, distinct
 from geartrain.nodes.call import as_payload, differentiate, own_integers, run_module
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.held import AbstractHeld, Recalled
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel
-from geartrain.nodes.loop.numbers import consecutive, counted
 from geartrain.nodes.loop.pieces import TapeTensors
 from geartrain.nodes.loop.plan import Called, CallStage
 from geartrain.nodes.loop.stories import story_of
