@@ -133,6 +133,17 @@ def test_more_weights_than_are_packed_for_a_firing_are_left_to_torch(
             derive_inside(Pass(), (torch.randn(5, H),), edges, pools=False)
 
 
+def test_columns_that_number_members_are_told_to_come_as_edges() -> None:
+    def parents(x: Tensor, parent: Tensor, inside: Inside) -> Tensor:
+        first = (inside.lengths.cumsum(0) - inside.lengths)[inside.segment]
+        return x + x[parent + first]
+
+    parent = torch.full((5,), 4)
+    assert parents(torch.randn(5, H), parent, _inside([5])).shape == (5, H)
+    with pytest.raises(GraphError, match=r"it fails on bundles of \[2, 1, 4\] .* come as edges"):
+        derive_inside(parents, (torch.randn(5, H), parent), {}, pools=False)
+
+
 @pytest.mark.usefixtures("needs_kernels")
 def test_an_empty_bundle_adds_nothing() -> None:
     torch.manual_seed(0)
