@@ -180,6 +180,47 @@ def test_a_module_that_returns_no_tensor_is_refused():
     refused(graph, "a module returned dict", "tuple of tensors")
 
 
+def test_a_module_that_returns_a_tuple_in_a_tuple_is_told_where():
+    graph = Graph()
+    graph.input("x").through(lambda x: (x, (x, x)), name="nested").stop()
+    refused(graph, "a module returned tuple that holds tuple at 1", "return h, c for return h, (h")
+
+
+def test_a_module_that_wants_other_arguments_is_told_what_it_is_given():
+    def wants(x: Tensor, token: Tensor) -> Tensor:
+        return x
+
+    graph = Graph(vertex=("place",))
+    graph.input("x").through(wants, name="node").stop()
+    refused(graph, "'node'", "'token'; it is called with 1 payload tensor; read= gives it columns")
+    graph = Graph(vertex=("place", "token"))
+    x = graph.input("x").through(lambda x: (x, x))
+    x.through(wants, name="node", read=("place", "token")).stop()
+    refused(
+        graph, "called with 2 payload tensors, then columns place, token; inside=True an Inside"
+    )
+    graph = Graph(edge=())
+    graph.input("x", bundle=True).through(wants, name="node", inside=True, read="vertex").stop()
+    refused(graph, "with 1 payload tensor, then column vertex, then an Inside")
+
+
+def test_edge_columns_that_a_graph_has_not_are_named():
+    class Kinds(nn.Module):
+        def forward(self, x: Tensor, inside: Any) -> Tensor:
+            return x + inside.edges["kind"].sum()
+
+    graph = Graph(edge=("type",))
+    graph.input("x", bundle=True).through(Kinds(), name="kinds", inside=True).stop()
+    refused(graph, "'kinds': Kinds asks its Inside for 'kind'", "has ['source', 'target', 'type']")
+
+
+def test_a_key_error_of_a_module_itself_stays_what_it_is():
+    graph = Graph(edge=("type",))
+    graph.input("x", bundle=True).through(lambda x, inside: {}[3], inside=True).stop()
+    with pytest.raises(KeyError, match="3"):
+        graph.check(FLOATS)
+
+
 def test_inside_and_pool_are_for_bundles():
     graph = Graph()
     graph.input("x").through(lambda x, inside: x, inside=True, name="in").stop()

@@ -16,6 +16,7 @@ from geartrain.engine.settings import Settings
 from geartrain.errors import GraphError, ProtocolError
 from geartrain.frames.frame import Arena, Schema
 from geartrain.frames.message import Backward, Forward
+from geartrain.graph.memory import LENGTH
 from geartrain.nodes.held import Held, Recalled
 from geartrain.nodes.memory import HoldNode
 from geartrain.nodes.node import Place
@@ -39,6 +40,32 @@ class Read(nn.Module):
 
     def forward(self, h: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
         return torch.tanh(h + self.map((memory * mask[..., None]).sum(1)))
+
+
+class Unmasked(Read):
+    """The same, of what is padded, too: through a softmax that the mask is not asked about."""
+
+    def forward(self, h: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        share = (memory @ h[:, :, None])[..., 0].softmax(1)
+        return torch.tanh(h + self.map((share[:, None] @ memory)[:, 0]))
+
+
+class OfOneLength(Read):
+    """It wants as many as a made-up memory has, so it is never padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Linear(LENGTH, 1)
+
+    def forward(self, h: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        return torch.tanh(h + self.map(self.places(memory.transpose(1, 2))[..., 0]))
+
+
+class Drawing(Read):
+    """By chance: what it makes of a wider memory says nothing."""
+
+    def forward(self, h: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        return super().forward(h, memory, mask) * torch.rand(())
 
 
 def loss(y: Tensor) -> Tensor:
@@ -73,6 +100,24 @@ def test_a_reader_that_does_not_come_from_the_memory_is_refused():
     other.attend(held, Read(), name="read").loss(loss)
     with pytest.raises(GraphError, match=r"'read' reads memory 'states', but not all rows"):
         graph.check()
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [(Read, False), (Unmasked, True), (OfOneLength, False), (Drawing, False)],
+)
+def test_it_is_told_once_who_makes_another_row_of_a_memory_that_is_padded_further(
+    kind: type[nn.Module], told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph, held, rows = begun()
+    rows.attend(held, kind(), name="read").loss(loss)
+    for _ in range(2):
+        graph.check(data(1)[0])
+    said = [r.getMessage() for r in caplog.records if "padded" in r.getMessage()]
+    assert len(said) == told
+    for line in said:
+        assert line.startswith(f"'read': {kind.__name__}, attends to states makes something else")
+        assert "masked_fill(~mask" in line
 
 
 def test_a_reader_behind_a_merge_with_rows_from_elsewhere_is_refused():

@@ -195,8 +195,13 @@ class Wide(nn.Module):
     ],
 )
 def test_what_torch_computes_and_why_is_printed_and_in_the_log(
-    kind: type[nn.Module], why: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    kind: type[nn.Module],
+    why: str,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("geartrain.nn.steps.MOST_WEIGHTS", 300 * 600)
     graph = _graph(kind().double())
     with caplog.at_level("INFO", "geartrain.nn"):
         session = _fit(graph)

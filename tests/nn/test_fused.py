@@ -22,7 +22,6 @@ from geartrain.nn.fused import PackedWeights
 from geartrain.nn.operands import Operands
 from geartrain.nn.packs import OperandPlaces
 from geartrain.nn.program import Program
-from geartrain.nn.steps import MOST_WEIGHTS
 from geartrain.nodes.gradient import GradientSum
 
 N, D, WORDS = 23, 6, 9
@@ -355,10 +354,13 @@ def test_what_has_no_step_is_left_to_torch() -> None:
     assert cut.parts.fused is None
 
 
-def test_large_weights_are_left_to_torch() -> None:
-    wide = nn.Linear(D, MOST_WEIGHTS // D + 1)
-    assert derive(wide, (torch.rand(N, D),)).parts.fused is None
-    assert derive(nn.Linear(D, D), (torch.rand(N, D),)).parts.fused is not None
+def test_large_weights_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = nn.Linear(D, 600_000 // D)  # as cells of some hundred columns have
+    assert derive(wide, (torch.rand(N, D),)).parts.fused is not None
+    for most in (D * D, D * D - 1):
+        monkeypatch.setattr("geartrain.nn.steps.MOST_WEIGHTS", most)
+        fused = derive(nn.Linear(D, D), (torch.rand(N, D),)).parts.fused
+        assert (fused is None) == (most < D * D)
 
 
 def test_rows_of_another_width_are_refused() -> None:

@@ -4,6 +4,7 @@ bundles of all sizes, and where nothing is padded nothing is computed of what wo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from geartrain.nn.ragged import choice
 from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
 from geartrain.nn.ragged.derivation import derive_inside, derive_memory
 from geartrain.nn.ragged.program import RaggedProgram
+from geartrain.nn.steps import MOST_WEIGHTS
 from geartrain.nodes.choice import Experience
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.held import Held, Recalled
@@ -117,6 +119,29 @@ def test_modules_that_look_inside_bundles(kind: type[nn.Module], lengths: list[i
 
     leaf = x.clone().requires_grad_()
     _check(module, run, [module(leaf, inside)], [leaf])
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_more_weights_than_are_packed_for_a_firing_are_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert MOST_WEIGHTS >= 2 * 9 * 256**2  # a gated cell, messages of three kinds, there and back
+    edges = dict(_inside([5], 10).edges)
+    for most, why in ((10 * H * H, ""), (10 * H * H - 1, "its weights are large")):
+        monkeypatch.setattr("geartrain.nn.ragged.cut.MOST_WEIGHTS", most)
+        with pytest.raises(GraphError, match=why) if why else nullcontext():
+            derive_inside(Pass(), (torch.randn(5, H),), edges, pools=False)
+
+
+def test_columns_that_number_members_are_told_to_come_as_edges() -> None:
+    def parents(x: Tensor, parent: Tensor, inside: Inside) -> Tensor:
+        first = (inside.lengths.cumsum(0) - inside.lengths)[inside.segment]
+        return x + x[parent + first]
+
+    parent = torch.full((5,), 4)
+    assert parents(torch.randn(5, H), parent, _inside([5])).shape == (5, H)
+    with pytest.raises(GraphError, match=r"it fails on bundles of \[2, 1, 4\] .* come as edges"):
+        derive_inside(parents, (torch.randn(5, H), parent), {}, pools=False)
 
 
 @pytest.mark.usefixtures("needs_kernels")

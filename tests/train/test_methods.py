@@ -339,9 +339,13 @@ def test_a_module_that_has_no_place_for_a_column_is_refused_before_anything_move
         once(graph, data())
 
 
-def test_a_predicate_that_takes_the_payload_for_a_tensor_is_told_so() -> None:
+@pytest.mark.parametrize(
+    "chosen",
+    [lambda m: m.payload[:, 0] > 0, lambda m: m.payload > 0, lambda m: m.payload.argmax(1) > 0],
+)
+def test_a_predicate_that_takes_the_payload_for_a_tensor_is_told_so(chosen: Any) -> None:
     graph = gt.Graph(value=("label",))
-    yes, no = graph.input("x").where(lambda m: m.payload[:, 0] > 0)
+    yes, no = graph.input("x").where(chosen)
     yes.through(fresh()).loss(gt.cross_entropy, "label")
     no.stop()
     with pytest.raises(gt.WorkerError, match=r"a tuple of tensors, .*: m\.payload\[0\]$"):

@@ -407,7 +407,7 @@ def _severed(stand_in: StandIn, function: nn.Module, given: tuple[Payload, Insid
 
 def _by_chance(again: Sequence[Payload] | None, y: Payload) -> bool:
     """Whether the same call gave something else: then nothing can be told from other calls."""
-    return again is None or any(_apart(a, b) for a, b in zip(again[0], y, strict=True))
+    return again is None or any(how_far_apart(a, b) for a, b in zip(again[0], y, strict=True))
 
 
 def _mixed(call: Call, sample: Sample, y: Payload, part: Payload, few: IntArray) -> float:
@@ -417,7 +417,7 @@ def _mixed(call: Call, sample: Sample, y: Payload, part: Payload, few: IntArray)
         return 0.0  # a row for each it does not make: the node says so
     rows = torch.from_numpy(few if call.pool else sample.rows(few))
     return max(
-        _apart(a.index_select(0, rows.to(a.device)), b) for a, b in zip(y, part, strict=True)
+        how_far_apart(a.index_select(0, rows.to(a.device)), b) for a, b in zip(y, part, strict=True)
     )
 
 
@@ -431,7 +431,7 @@ def _with_one_scaled(sample: Sample, k: int, factor: float) -> Sample:
     return Sample(tuple(inputs), sample.n, sample.lengths, sample.inside)
 
 
-def _apart(a: Tensor, b: Tensor) -> float:
+def how_far_apart(a: Tensor, b: Tensor) -> float:
     """The largest difference by the size of the numbers; 0: none beyond rounding."""
     a, b = a.detach(), b.detach()
     if a.shape != b.shape:
@@ -455,7 +455,7 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-__all__ = ["DryRun", "refuse_dtype"]
+__all__ = ["DryRun", "how_far_apart", "refuse_dtype"]
 
 
 def _broadcast_story(inputs: Payload) -> str:

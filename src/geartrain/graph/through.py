@@ -20,6 +20,7 @@ from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema
 from geartrain.frames.precision import Precision
 from geartrain.graph.dry_run import DryRun, refuse_dtype
+from geartrain.graph.imagined import edge_unknown, hint, imagined_inside, on_meta
 from geartrain.graph.memory import Holding, sample_mask
 from geartrain.graph.operator import (
     ROWS,
@@ -31,13 +32,12 @@ from geartrain.graph.operator import (
     describe,
     readable,
 )
+from geartrain.graph.padded import tell_of_padding
 from geartrain.graph.sample_rows import SampleRows
-from geartrain.nodes.call import Call, arguments, as_payload
+from geartrain.nodes.call import Call, as_payload
 from geartrain.nodes.casts import Cast, around
-from geartrain.nodes.chance import generators_kept
 from geartrain.nodes.choice import UNDECIDED, AbstractChoice, Experience, choice_of
 from geartrain.nodes.held import Held
-from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import (
     AbstractKernel,
     bundle_kernel_of,
@@ -55,7 +55,6 @@ from geartrain.nodes.ragged import AbstractRaggedChoice, RaggedModule, ragged_ch
 from geartrain.nodes.readout import ReadoutNode
 from geartrain.nodes.remembering import Remembering, RememberingRead
 from geartrain.nodes.stage import GraphNode
-from geartrain.nodes.stand_in import shell_of, tensors_of
 from geartrain.nodes.weights import AbstractWeights
 
 
@@ -204,15 +203,22 @@ class Through(AbstractOperator):
             return
         self.dry_run.mixes = self.dry_run.mixes or self.written_kernel() is not None
         call, payload = self.call, given.payload
-        if self.memory is not None:
-            held = self.memory.read(self.name, given)
-            if held is None:
-                return
-            taken = call.taken(len(payload))
-            known = [*(known[j] for j in taken), *(None for _ in held[1:]), sample_mask()]
-            payload = (*(payload[j] for j in taken), *held)
-            call = replace(call, take=None)
-        self.dry_run.imagine(call, sample_rows.samples(call, payload, known))
+        if self.memory is None:
+            self.dry_run.imagine(call, sample_rows.samples(call, payload, known))
+            return
+        held = self.memory.read(self.name, given)
+        if held is None:
+            return
+        taken = call.taken(len(payload))
+        known = [*(known[j] for j in taken), *(None for _ in held[1:]), sample_mask()]
+        payload = (*(payload[j] for j in taken), *held)
+        call = replace(call, take=None)
+        samples = sample_rows.samples(call, payload, known)
+        known_by_now = self.dry_run.settled
+        self.dry_run.imagine(call, samples)
+        if not known_by_now and self.written_kernel() is None:
+            which = range(len(taken), len(payload))
+            tell_of_padding(self.name, self.detail(), self.function, samples, which)
 
     def make(
         self,
@@ -454,22 +460,6 @@ class Through(AbstractOperator):
             "mask), or keep='graph' with bundles"
         )
 
-    def _hint(self, payload: Sequence[Tensor]) -> str:
-        """What may be wrong with rows of such shapes."""
-        if payload[0].ndim == 1:
-            return (
-                "; each row is one number here: what an instance brings has rows along its first "
-                "axis, so a single row of k features is (1, k): x[None]"
-            )
-        if isinstance(self.function, torch.jit.ScriptModule):
-            return (
-                "; give the module that it was scripted or traced from: here it gets weights of "
-                "its own for every call, and its operators are recorded"
-            )
-        if isinstance(self.function, nn.Linear):
-            return f"; it wants {self.function.in_features} features along the last axis"
-        return ""
-
     def _dry_run(
         self, payload: tuple[Tensor, ...], schema: Schema, held: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...] | None:
@@ -483,9 +473,9 @@ class Through(AbstractOperator):
         args += [torch.empty(ROWS, dtype=torch.int64, device="meta") for _ in self.call.read]
         rows = ROWS
         if self.call.inside:
-            args.append(_imagined_inside(schema))
+            args.append(imagined_inside(schema))
         try:
-            outputs = as_payload(_on_meta(self.function, args))
+            outputs = as_payload(on_meta(self.function, args))
         except NotImplementedError:
             return None
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -497,13 +487,18 @@ class Through(AbstractOperator):
                 called_by(self.function),
                 self.call,
                 (*payload, *held),
-                lambda changed: _on_meta(self.function, changed),
+                lambda changed: on_meta(self.function, changed),
             )
             raise GraphError(
                 f"'{self.name}': {self.detail()} does not take rows of {describe(payload)}"
                 f"{f' with a memory of {describe(held)}' if held else ''}: {error}"
-                f"{self._hint(payload)}"
+                f"{hint(self.call, payload, error, attends=bool(held))}"
             ) from error
+        except KeyError as error:
+            story = edge_unknown(self.call, error, schema)
+            if not story:
+                raise
+            raise GraphError(f"'{self.name}': {self.detail()} {story}") from error
         except GraphError as error:
             raise GraphError(f"'{self.name}': {error}") from None
         if self.call.pool:
@@ -515,26 +510,6 @@ class Through(AbstractOperator):
                     f"{describe(payload)}; it must keep the leading dimension, one row for each"
                 )
         return outputs
-
-
-def _on_meta(function: Callable[..., Any], args: Sequence[Any]) -> object:
-    with torch.no_grad(), generators_kept(None):
-        if not isinstance(function, nn.Module):
-            return function(*args)
-        tensors = tensors_of(function)
-        made = {id(t): t.detach().to("meta") for t in tensors.values()}  # one for tied ones
-        meta = {name: made[id(t)] for name, t in tensors.items()}
-        shell = shell_of(function)
-        shell.eval()  # shapes are the same, and nothing random is refused
-        return torch.func.functional_call(shell, meta, arguments(function, args))
-
-
-def _imagined_inside(schema: Schema) -> Inside:
-    def column(n: int) -> Tensor:
-        return torch.empty(n, dtype=torch.int64, device="meta")
-
-    edges = {name: column(4) for name in schema.edge}
-    return Inside(column(2), column(ROWS), edges)
 
 
 def _stays_in_evaluation(inner: nn.Module, module: nn.Module) -> bool:

@@ -31,7 +31,7 @@ from geartrain.nn.ways import SHARING, convert, lay_within_cats, seen
 
 MARGIN: Final = 2.0
 """So many rows for each of a table, before it is to meet weights by itself."""
-MOST_WEIGHTS: Final = 1 << 18
+MOST_WEIGHTS: Final = 1 << 23
 """Entries of all weights in products: of larger ones nearly all the time is theirs, and they would
 be packed for each firing."""
 

@@ -183,9 +183,14 @@ def as_payload(outputs: object) -> Payload:
         return (outputs,)
     if isinstance(outputs, (tuple, list)) and all(isinstance(y, Tensor) for y in outputs):
         return tuple(outputs)
+    told = type(outputs).__name__
+    if isinstance(outputs, (tuple, list)):
+        at, other = next((k, y) for k, y in enumerate(outputs) if not isinstance(y, Tensor))
+        told += f" that holds {type(other).__name__} at {at}"
     raise GraphError(
-        f"a module returned {type(outputs).__name__}; it must return a tensor or a tuple of "
-        "tensors, each with one row for every row that came in"
+        f"a module returned {told}; it must return a tensor or a tuple of tensors, each with one "
+        "row for every row that came in: return h, c for return h, (h, c), and for a dict its "
+        "values"
     )
 
 

@@ -151,7 +151,8 @@ def by_columns(error: Exception) -> str:
     said = str(error)
     if "truth value" in said or "Boolean value of Tensor" in said:
         return "; it gets columns of n rows, and gives one: np.where(m.x > 0, 1, 2) for an if"
-    if "tuple indices must be" in said:
+    lone = ("tuple indices must be", "'tuple' object has no attribute", "instances of 'tuple' and")
+    if any(each in said for each in lone):
         return "; m.payload is a tuple of tensors, also where there is one: m.payload[0]"
     mixed = "'Tensor'" in said and "'numpy.ndarray'" in said
     if mixed or "Concatenation operation is not implemented" in said:  # numpy's, of array + tensor

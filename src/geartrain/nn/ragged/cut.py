@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 import torch
 from torch import fx
@@ -40,13 +40,11 @@ from geartrain.nn.ragged.values import (
     OuterProducts,
     RaggedValue,
 )
+from geartrain.nn.steps import MOST_WEIGHTS
 
 aten = torch.ops.aten
 How: TypeAlias = Literal["product", "sum", "sum of axes", "rows", "products"]
 """The last two are by number."""
-
-MOST_WEIGHTS: Final = 1 << 18
-"""As of derived kernels of rows."""
 
 
 @final

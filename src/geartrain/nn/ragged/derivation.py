@@ -257,13 +257,26 @@ class _RaggedDerivation:
                 raise GraphError(f"{type(error).__name__}: {reason}") from error
         return cut
 
+    def _first_call(self, operands: Sequence[Tensor], xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What it gives for some of the bundles that it is traced with."""
+        try:
+            return self._call(operands, [x.clone() for x in xs])
+        except (IndexError, RuntimeError) as error:
+            if self._segment is None:
+                raise
+            lengths, reason = xs[self._segment - 1].tolist(), str(error).strip().split("\n")[0]
+            raise GraphError(
+                f"it fails on bundles of {lengths} members: {reason}; numbers of members come as "
+                "edges, and levels are rounds of a loop"
+            ) from error
+
     def _traced_at_two_sizes(self, rows: int) -> Callable[..., RaggedCut]:
         """What cuts its traces, of which ``settled`` says whether all that is drawn is the same."""
         tensors = self._operands.tensors()
         learned = [learns(x) for x in tensors]
         operands = [x.detach().clone() for x in tensors]
         structure = Structure(self._own)
-        outputs = [self._call(operands, [x.clone() for x in xs]) for xs in self._samples]
+        outputs = [self._first_call(operands, xs) for xs in self._samples]
         tangents = tuple(j for j, y in enumerate(outputs[0]) if y.is_floating_point())
         if len(tangents) < len(outputs[0]):
             raise GraphError("it gives integers; have a function behind it make them")

@@ -275,7 +275,8 @@ class Planner:
         if story:
             raise StuckError(
                 "a loop that runs whole has come to its end, and rows wait in it for others that "
-                "do not come:\n  " + "\n  ".join(story)
+                "do not come; look at size= of a group, on= of a concat, and at rows that end, or "
+                "go elsewhere, before they are there:\n  " + "\n  ".join(story)
             )
 
 

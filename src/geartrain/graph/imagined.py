@@ -1,0 +1,94 @@
+"""A module's call on meta tensors, and what may be wrong with one that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from geartrain.frames.frame import Schema
+from geartrain.graph.operator import ROWS
+from geartrain.nodes.call import Call, arguments
+from geartrain.nodes.chance import generators_kept
+from geartrain.nodes.inside import Inside
+from geartrain.nodes.stand_in import shell_of, tensors_of
+
+
+def on_meta(function: Callable[..., Any], args: Sequence[Any]) -> object:
+    """What a function makes of meta tensors, its weights being such, too."""
+    with torch.no_grad(), generators_kept(None):
+        if not isinstance(function, nn.Module):
+            return function(*args)
+        tensors = tensors_of(function)
+        made = {id(t): t.detach().to("meta") for t in tensors.values()}  # one for tied ones
+        meta = {name: made[id(t)] for name, t in tensors.items()}
+        shell = shell_of(function)
+        shell.eval()  # shapes are the same, and nothing random is refused
+        return torch.func.functional_call(shell, meta, arguments(function, args))
+
+
+def imagined_inside(schema: Schema) -> Inside:
+    """Two bundles of meta rows, with the edge columns of a graph."""
+
+    def column(n: int) -> Tensor:
+        return torch.empty(n, dtype=torch.int64, device="meta")
+
+    edges = {name: column(4) for name in schema.edge}
+    return Inside(column(2), column(ROWS), edges)
+
+
+def hint(call: Call, payload: Sequence[Tensor], error: Exception, *, attends: bool) -> str:
+    """What may be wrong with rows of such shapes, or with how a module is called.
+
+    Args:
+        call: How it is called.
+        payload: With these rows.
+        error: What it said.
+        attends: Whether it reads a memory.
+    """
+    function = call.function
+    if isinstance(error, TypeError) and "positional argument" in str(error):
+        return f"; it is called with {_given(call, len(payload), attends=attends)}"
+    if payload[0].ndim == 1:
+        return (
+            "; each row is one number here: what an instance brings has rows along its first "
+            "axis, so a single row of k features is (1, k): x[None]"
+        )
+    if isinstance(function, torch.jit.ScriptModule):
+        return (
+            "; give the module that it was scripted or traced from: here it gets weights of "
+            "its own for every call, and its operators are recorded"
+        )
+    if isinstance(function, nn.Linear):
+        return f"; it wants {function.in_features} features along the last axis"
+    return ""
+
+
+def _given(call: Call, width: int, *, attends: bool) -> str:
+    """The arguments of a call in words, and how others would come."""
+    many = len(call.taken(width))
+    told = [f"{many} payload tensor{'s' if many > 1 else ''}"]
+    told += ["the memory and its mask"] if attends else []
+    told += [f"column{'s' if len(call.read) > 1 else ''} {', '.join(call.read)}"] * bool(call.read)
+    told += ["an Inside"] * call.inside
+    more = [] if call.read else ["read= gives it columns"]
+    more += [] if call.inside or attends else ["inside=True an Inside, of bundles"]
+    more += ["take= some of the payload"] if many > 1 and call.take is None else []
+    return ", then ".join(told) + (f"; {', '.join(more)}" if more else "")
+
+
+def edge_unknown(call: Call, error: KeyError, schema: Schema) -> str:
+    """What to say where a module asks for an edge column that there is not; or nothing."""
+    (name, *_) = error.args or ("",)
+    if not call.inside or not isinstance(name, str) or name in schema.edge:
+        return ""
+    return (
+        f"asks its Inside for {name!r}, perhaps an edge column; the graph has "
+        f"{sorted(schema.edge)}, and those of instances are declared: Graph(edge=('kind',)), or "
+        "edge=() for source and target alone"
+    )
+
+
+__all__ = ["edge_unknown", "hint", "imagined_inside", "on_meta"]
