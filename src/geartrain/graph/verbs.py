@@ -153,8 +153,8 @@ class AbstractStream(ABC):
             module: Gets the payload ``(n, ...)``; the tensors of the memory ``(n, longest, ...)``,
                 zeros behind the end of each; a mask ``(n, longest)``, True up to the end, all False
                 for an empty bundle; and the columns of ``read``. Gives one or several ``(n,
-                ...)``, each row on its own, whatever the longest is. ``nn.DotAttention`` and
-                ``nn.AdditiveAttention`` are such modules, and have kernels.
+                ...)``, each row on its own, whatever the longest is. ``nn.DotAttention``, which
+                has a kernel, and ``nn.AdditiveAttention`` are such modules.
             name, part, read, take: As for ``through``. Of bundles each row reads.
             keep: ``auto`` (a memory kernel where the module has one, else inputs) or ``inputs``
                 (the module runs again).
