@@ -21,6 +21,7 @@ from geartrain.frames.frame import Schema
 from geartrain.frames.precision import Precision
 from geartrain.graph.dry_run import DryRun, refuse_dtype
 from geartrain.graph.memory import Holding, sample_mask
+from geartrain.graph.on_meta import hint_of, imagined_inside, on_meta, stays_in_evaluation
 from geartrain.graph.operator import (
     ROWS,
     AbstractOperator,
@@ -32,12 +33,10 @@ from geartrain.graph.operator import (
     readable,
 )
 from geartrain.graph.sample_rows import SampleRows
-from geartrain.nodes.call import Call, arguments, as_payload
+from geartrain.nodes.call import Call, as_payload
 from geartrain.nodes.casts import Cast, around
-from geartrain.nodes.chance import generators_kept
 from geartrain.nodes.choice import UNDECIDED, AbstractChoice, Experience, choice_of
 from geartrain.nodes.held import Held
-from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import (
     AbstractKernel,
     bundle_kernel_of,
@@ -55,7 +54,6 @@ from geartrain.nodes.ragged import AbstractRaggedChoice, RaggedModule, ragged_ch
 from geartrain.nodes.readout import ReadoutNode
 from geartrain.nodes.remembering import Remembering, RememberingRead
 from geartrain.nodes.stage import GraphNode
-from geartrain.nodes.stand_in import shell_of, tensors_of
 from geartrain.nodes.weights import AbstractWeights
 
 
@@ -427,7 +425,7 @@ class Through(AbstractOperator):
         for inner, module in self.function.named_modules():
             where = f"'{self.name}': {type(module).__name__} ({inner or 'the module itself'})"
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                if _stays_in_evaluation(module, self.function):
+                if stays_in_evaluation(module, self.function):
                     continue  # each row by the statistics that it has
                 raise GraphError(
                     f"{where} mixes rows of different instances; use LayerNorm or GroupNorm, send "
@@ -454,22 +452,6 @@ class Through(AbstractOperator):
             "mask), or keep='graph' with bundles"
         )
 
-    def _hint(self, payload: Sequence[Tensor]) -> str:
-        """What may be wrong with rows of such shapes."""
-        if payload[0].ndim == 1:
-            return (
-                "; each row is one number here: what an instance brings has rows along its first "
-                "axis, so a single row of k features is (1, k): x[None]"
-            )
-        if isinstance(self.function, torch.jit.ScriptModule):
-            return (
-                "; give the module that it was scripted or traced from: here it gets weights of "
-                "its own for every call, and its operators are recorded"
-            )
-        if isinstance(self.function, nn.Linear):
-            return f"; it wants {self.function.in_features} features along the last axis"
-        return ""
-
     def _dry_run(
         self, payload: tuple[Tensor, ...], schema: Schema, held: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...] | None:
@@ -483,9 +465,9 @@ class Through(AbstractOperator):
         args += [torch.empty(ROWS, dtype=torch.int64, device="meta") for _ in self.call.read]
         rows = ROWS
         if self.call.inside:
-            args.append(_imagined_inside(schema))
+            args.append(imagined_inside(schema))
         try:
-            outputs = as_payload(_on_meta(self.function, args))
+            outputs = as_payload(on_meta(self.function, args))
         except NotImplementedError:
             return None
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -497,12 +479,12 @@ class Through(AbstractOperator):
                 called_by(self.function),
                 self.call,
                 (*payload, *held),
-                lambda changed: _on_meta(self.function, changed),
+                lambda changed: on_meta(self.function, changed),
             )
             raise GraphError(
                 f"'{self.name}': {self.detail()} does not take rows of {describe(payload)}"
                 f"{f' with a memory of {describe(held)}' if held else ''}: {error}"
-                f"{self._hint(payload)}"
+                f"{hint_of(self.function, payload)}"
             ) from error
         except GraphError as error:
             raise GraphError(f"'{self.name}': {error}") from None
@@ -515,35 +497,3 @@ class Through(AbstractOperator):
                     f"{describe(payload)}; it must keep the leading dimension, one row for each"
                 )
         return outputs
-
-
-def _on_meta(function: Callable[..., Any], args: Sequence[Any]) -> object:
-    with torch.no_grad(), generators_kept(None):
-        if not isinstance(function, nn.Module):
-            return function(*args)
-        tensors = tensors_of(function)
-        made = {id(t): t.detach().to("meta") for t in tensors.values()}  # one for tied ones
-        meta = {name: made[id(t)] for name, t in tensors.items()}
-        shell = shell_of(function)
-        shell.eval()  # shapes are the same, and nothing random is refused
-        return torch.func.functional_call(shell, meta, arguments(function, args))
-
-
-def _imagined_inside(schema: Schema) -> Inside:
-    def column(n: int) -> Tensor:
-        return torch.empty(n, dtype=torch.int64, device="meta")
-
-    edges = {name: column(4) for name in schema.edge}
-    return Inside(column(2), column(ROWS), edges)
-
-
-def _stays_in_evaluation(inner: nn.Module, module: nn.Module) -> bool:
-    """Whether a module inside of another is left there by the other's ``train()``, as where a
-    ``train`` of its own keeps it so."""
-    modes = [(each, each.training) for each in module.modules()]
-    try:
-        module.train()
-        return not inner.training
-    finally:
-        for each, mode in modes:
-            each.training = mode

@@ -22,6 +22,7 @@ from geartrain.graph.arguments import (
     works_as,
 )
 from geartrain.graph.draft import Draft
+from geartrain.graph.ends import Losing, Outputting, Stopping
 from geartrain.graph.gear import Gear, Geared
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Keep, PartLike
@@ -29,14 +30,11 @@ from geartrain.graph.operators import (
     Detaching,
     Flatmapping,
     Grouping,
-    Losing,
     Merging,
     Moving,
-    Outputting,
     Replaying,
     Routing,
     Splitting,
-    Stopping,
     Ungrouping,
 )
 from geartrain.graph.overlap import Overlapped, OverlapRule
