@@ -4,7 +4,7 @@ others of their loop, beside the same loops by autograd, call by call."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -33,13 +33,20 @@ FEW = Order(max_active=3)
 ORDERS = [FEW, Order(policy="random", seed=3, max_active=2), Order("threads", 2, max_active=3)]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _found_once() -> Iterator[None]:
+    """What one test has found the others need not look for."""
+    choice.RAGGED_REGISTRY.forget()
+    yield
+    choice.RAGGED_REGISTRY.forget()
+
+
 @pytest.fixture(autouse=True)
-def _soon(needs_kernels: None, in_float64: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _soon(needs_kernels: None, in_float64: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs are found at once, and win."""
     monkeypatch.setattr(choice, "FIRINGS", 1)
     monkeypatch.setattr(choice, "ROWS", 1)
-    yield
-    choice.RAGGED_REGISTRY.forget()
+    monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5)
 
 
 @pytest.fixture
@@ -298,22 +305,28 @@ CASES: dict[str, tuple[Callable[[], Graph], Callable[[], list[Instance]]]] = {
 }
 
 
-def gradients(name: str, order: Order, monkeypatch: pytest.MonkeyPatch, *, programs: bool) -> Any:
+def gradients(name: str, order: Order) -> Any:
     make, data = CASES[name]
-    choice.RAGGED_REGISTRY.forget()
-    monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5 if programs else 2.0)
     torch.manual_seed(1)
     return accumulate(make(), data(), order)
+
+
+@cache
+def by_autograd(name: str) -> Any:
+    """Call by call. Gradients do not depend on the order; nobody changes them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "WORTH", 0.0)
+        return gradients(name, FEW)
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=("three at a time", "two at a time", "on threads"))
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_autograd_and_c_has_made_calls(
-    name: str, order: Order, made: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    name: str, order: Order, made: dict[str, int]
 ) -> None:
-    wanted = gradients(name, order, monkeypatch, programs=False)
+    wanted = by_autograd(name)
     assert made == {"forward": 0, "backward": 0}
-    found = gradients(name, order, monkeypatch, programs=True)
+    found = gradients(name, order)
     assert_same_gradients(found.gradients, wanted.gradients)
     assert 0 < made["backward"] <= made["forward"]
     for part, state in found.parts.items():
@@ -324,10 +337,10 @@ def test_gradients_are_those_of_autograd_and_c_has_made_calls(
 def test_some_members_go_back_at_a_time(
     name: str, made: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    once = gradients(name, FEW, monkeypatch, programs=True)
+    wanted = by_autograd(name)
     monkeypatch.setattr(native, "BYTES_BACK", 3)
-    few = gradients(name, FEW, monkeypatch, programs=True)
-    assert_same_gradients(few.gradients, once.gradients)
+    assert_same_gradients(gradients(name, FEW).gradients, wanted.gradients)
+    assert made["backward"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -335,7 +348,7 @@ def test_what_passes_on_the_way_back_is_asked_for_once_and_no_more_than_that(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = noted_asking(monkeypatch)
-    gradients(name, FEW, monkeypatch, programs=True)
+    gradients(name, FEW)
     assert asked and not any(asked)
 
 
@@ -350,10 +363,10 @@ def test_what_c_has_made_goes_back_call_by_call_where_instances_come_back_apart(
         kept.append(self)
         return before(self, number)
 
+    wanted = by_autograd(name)
     monkeypatch.setattr(NativeKept, "of", of)
-    wanted = gradients(name, FEW, monkeypatch, programs=False)
     monkeypatch.setattr(native.NativeCalls, "made", lambda self, number: False)
-    found = gradients(name, FEW, monkeypatch, programs=True)
+    found = gradients(name, FEW)
     assert kept
     assert_same_gradients(found.gradients, wanted.gradients)
 
@@ -364,7 +377,6 @@ def test_a_row_that_is_not_there_brings_the_module_back(
     """It is the module that says what is wrong, if anything."""
     given_up: list[str] = []
     monkeypatch.setattr(RememberingRead, "give_up", lambda self, why: given_up.append(why))
-    monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5)
     data = sets(8)
     data[7] = Instance({"x": torch.randn(3, 2)}, {"right": np.array([0, 7, 1])})
     torch.manual_seed(1)
@@ -386,7 +398,7 @@ def test_modules_that_hand_on_what_came_are_called_in_c_as_others_are(
         by_itself.append(self._by_itself)
 
     monkeypatch.setattr(Listing, "tidy", tidy)
-    gradients(name, FEW, monkeypatch, programs=True)
+    gradients(name, FEW)
     assert by_itself[-1] == 0
 
 
@@ -402,8 +414,8 @@ def test_modules_that_see_no_bundles_are_called_in_c_beside_those_that_do(
         return before(self, first, records)
 
     monkeypatch.setattr(native.NativeCalls, "_make", make)
-    gradients("bundles answered with bundles", Order(), monkeypatch, programs=True)
-    gradients("bundles answered with bundles", Order(max_active=3), monkeypatch, programs=True)
+    gradients("bundles answered with bundles", Order())
+    gradients("bundles answered with bundles", Order(max_active=3))
     whole = ["mixes", "apart"] * 3 + ["sum"]
     assert whole in called, called
 
@@ -418,8 +430,6 @@ def test_rows_stay_where_they_are_made_where_c_makes_no_call(
     more, done = new.where(lambda m: m.turn < 3)
     steps.join(more)
     done.loss(squared)
-    choice.RAGGED_REGISTRY.forget()
-    monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5)
     begun: list[int] = []
     before = Listing.begin
 
@@ -442,7 +452,7 @@ def test_tables_of_such_modules_are_made_once(monkeypatch: pytest.MonkeyPatch) -
         before(self, words)
 
     monkeypatch.setattr(several.SeveralLayout, "write", write)
-    gradients("a memory", Order(max_active=2), monkeypatch, programs=True)
+    gradients("a memory", Order(max_active=2))
     assert len(written) == len({id(each.form) for each in written}) == 2  # of first, and point
 
 
@@ -497,7 +507,7 @@ def test_integers_that_rows_bring_are_looked_up_when_they_are_there(
     given_up: list[str] = []
     monkeypatch.setattr(RememberingRead, "give_up", lambda self, why: given_up.append(why))
     monkeypatch.setitem(CASES, "words", (saying, sets))
-    wanted = gradients("words", order, monkeypatch, programs=False)
-    found = gradients("words", order, monkeypatch, programs=True)
+    wanted = by_autograd("words")
+    found = gradients("words", order)
     assert_same_gradients(found.gradients, wanted.gradients)
     assert not given_up

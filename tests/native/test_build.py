@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from geartrain.native import build, library
+from geartrain.native import build, compilers, library
+from geartrain.native.compilers import Unavailable
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_another_compiler_or_source_makes_another_file(
 
 def test_it_can_be_switched_off(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEARTRAIN_NATIVE", "0")
-    with pytest.raises(build.Unavailable, match="GEARTRAIN_NATIVE=0"):
+    with pytest.raises(Unavailable, match="GEARTRAIN_NATIVE=0"):
         library.load()
     assert not cache.exists()
 
@@ -193,7 +194,7 @@ def test_a_compiler_that_fails_is_done_without(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
 ) -> None:
     monkeypatch.setenv("CC", pretend(tmp_path, script))
-    with pytest.raises(build.Unavailable, match=why):
+    with pytest.raises(Unavailable, match=why):
         library.load()
 
 
@@ -203,17 +204,17 @@ def test_what_has_failed_is_not_tried_again_for_an_hour(
     log = tmp_path / "runs"
     monkeypatch.setenv("CC", pretend(tmp_path, f"echo run >> {log}; echo 'no room' >&2; exit 1"))
     in_one_unit(monkeypatch)
-    with pytest.raises(build.Unavailable, match=r"ended with 1: no room$"):
+    with pytest.raises(Unavailable, match=r"ended with 1: no room$"):
         library.load()
-    with pytest.raises(build.Unavailable, match=r"no room \(that was 0 min ago: .*geartrain nat"):
+    with pytest.raises(Unavailable, match=r"no room \(that was 0 min ago: .*geartrain nat"):
         library.load()
     assert log.read_text() == "run\n"
-    with pytest.raises(build.Unavailable, match=r"no room$"):
+    with pytest.raises(Unavailable, match=r"no room$"):
         library.load(again=True)
     (note,) = cache.glob("*.failed")
     before = time.time() - build.FORGET_SECONDS - 1
     os.utime(note, (before, before))
-    with pytest.raises(build.Unavailable, match=r"no room$"):
+    with pytest.raises(Unavailable, match=r"no room$"):
         library.load()
     assert log.read_text() == "run\n" * 3
 
@@ -222,7 +223,7 @@ def test_a_failure_is_forgotten_once_it_works(cache: Path, runs: Callable[[], in
     identity = build._identity(build.compiler(), build.KERNELS)
     note = build.cache_directory() / f"kernels-{identity}.failed"
     note.write_text("the disk was full")
-    with pytest.raises(build.Unavailable, match="the disk was full"):
+    with pytest.raises(Unavailable, match="the disk was full"):
         library.load()
     path = library.load(again=True).path
     assert files(cache) == [path.name]
@@ -245,21 +246,21 @@ def test_a_compiler_that_hangs_is_killed_with_what_it_has_started(
     hanging = f"tail -f /dev/null & echo $! > {child}.new; mv {child}.new {child}; wait"
     monkeypatch.setenv("CC", pretend(tmp_path, hanging))
     in_one_unit(monkeypatch)
-    real = build._Patience.look
+    real = compilers.CompilersPatience.look
 
-    def look(patience: build._Patience, groups: list[int]) -> None:
+    def look(patience: compilers.CompilersPatience, groups: list[int]) -> None:
         if child.exists():
             real(patience, groups)
 
-    monkeypatch.setattr(build._Patience, "look", look)
+    monkeypatch.setattr(compilers.CompilersPatience, "look", look)
     if name == "IDLE_SECONDS":
-        monkeypatch.setattr(build, name, 0.05)
-    with pytest.raises(build.Unavailable, match=rf"given up: it {why}; 'geartrain native'"):
+        monkeypatch.setattr(compilers, name, 0.05)
+    with pytest.raises(Unavailable, match=rf"given up: it {why}; 'geartrain native'"):
         library.load(0.05 if name == "seconds" else 60)
     until = time.monotonic() + 20
     while not gone(int(child.read_text())):
         assert time.monotonic() < until
-    with pytest.raises(build.Unavailable, match=r"that was 0 min ago"):
+    with pytest.raises(Unavailable, match=r"that was 0 min ago"):
         library.load()
 
 
@@ -267,7 +268,7 @@ def test_a_compiler_may_use_the_processor_for_no_longer_than_it_may_take(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", pretend(tmp_path, "ulimit -t >&2; exit 1"))
-    with pytest.raises(build.Unavailable, match=r"ended with 1: 77$"):
+    with pytest.raises(Unavailable, match=r"ended with 1: 77$"):
         library.load(77)
 
 
@@ -298,7 +299,7 @@ def test_who_waits_for_another_process_does_not_wait_for_ever(
     held = os.open(build.cache_directory(), os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(build.Unavailable, match="another process has been compiling into"):
+        with pytest.raises(Unavailable, match="another process has been compiling into"):
             build.shared_objects(seconds=-5)
     finally:
         os.close(held)
@@ -314,7 +315,7 @@ def test_it_says_what_takes_a_while(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(build, "SILENT_SECONDS", after)
+    monkeypatch.setattr(compilers, "SILENT_SECONDS", after)
     made()
     made()
     said = capsys.readouterr().err.splitlines()
@@ -328,7 +329,7 @@ def test_a_compiler_that_is_not_there_is_named(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "nosuchcc -m64")
-    with pytest.raises(build.Unavailable, match="CC=nosuchcc -m64 is not there"):
+    with pytest.raises(Unavailable, match="CC=nosuchcc -m64 is not there"):
         library.load()
 
 
@@ -336,7 +337,7 @@ def test_a_compiler_that_is_no_command_is_named(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", 'gcc "')
-    with pytest.raises(build.Unavailable, match=r'CC=gcc " is no command \(No closing quotation'):
+    with pytest.raises(Unavailable, match=r'CC=gcc " is no command \(No closing quotation'):
         library.load()
 
 
@@ -345,7 +346,7 @@ def test_a_directory_that_others_may_write_to_is_refused(
 ) -> None:
     cache.mkdir()
     cache.chmod(0o777)
-    with pytest.raises(build.Unavailable, match=f"others may write to {cache}; chmod go-w it"):
+    with pytest.raises(Unavailable, match=f"others may write to {cache}; chmod go-w it"):
         build.cache_directory()
 
 
@@ -355,7 +356,7 @@ def test_a_directory_of_another_user_is_refused(
 ) -> None:
     mine = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: mine + 1)
-    with pytest.raises(build.Unavailable, match=f"belongs to user {mine}; set GEARTRAIN_CACHE"):
+    with pytest.raises(Unavailable, match=f"belongs to user {mine}; set GEARTRAIN_CACHE"):
         build.cache_directory()
 
 

@@ -18,10 +18,10 @@ import geartrain as gt
 from geartrain.errors import GraphError
 from geartrain.nn.draws import ones_of, shares_of
 from geartrain.nn.operands import Operands
-from geartrain.nn.ragged.calls import call_of_inside
+from geartrain.nn.ragged.calls import RaggedCall, call_of_inside
 from geartrain.nn.ragged.derivation import derive_inside, derive_memory
 from geartrain.nn.ragged.listed import inputs_of, listed
-from geartrain.nn.ragged.program import RaggedCall, RaggedProgram
+from geartrain.nn.ragged.program import RaggedProgram
 from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.choice import Experience
 from geartrain.nodes.gradient import GradientSum

@@ -15,10 +15,10 @@ from torch.testing import assert_close
 from geartrain.errors import GraphError
 from geartrain.nn.operands import Operands
 from geartrain.nn.ragged import exact
-from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
+from geartrain.nn.ragged.calls import RaggedCall, call_of_inside, call_of_memory
 from geartrain.nn.ragged.cut import RaggedCut
 from geartrain.nn.ragged.derivation import derive_inside, derive_memory
-from geartrain.nn.ragged.program import RaggedCall, RaggedProgram
+from geartrain.nn.ragged.program import RaggedProgram
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 

@@ -17,9 +17,9 @@ from geartrain.errors import GraphError, ProtocolError
 from geartrain.native.fused import At, Op, Step
 from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
 from geartrain.nn.operands import Operands
-from geartrain.nn.ragged.calls import call_of_inside
+from geartrain.nn.ragged.calls import RaggedCall, call_of_inside
 from geartrain.nn.ragged.derivation import derive_inside
-from geartrain.nn.ragged.program import RaggedCall, RaggedProgram
+from geartrain.nn.ragged.program import RaggedProgram
 from geartrain.nn.ragged.values import BUNDLES, PAIRS
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside

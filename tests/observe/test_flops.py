@@ -13,7 +13,8 @@ import geartrain as gt
 from geartrain.native import library
 from geartrain.nodes.gradient import GradientSum
 from geartrain.observe.flops import _Counting, cost_of
-from geartrain.whole.graph.cell import GatedGraphCell, GatedSum
+from geartrain.whole.graph.cell import GatedGraphCell
+from geartrain.whole.graph.gated_sum import GatedSum
 
 ROWS, WIDTHS = 5, (3, 6, 4, 2)
 SIZES = [2 * ROWS * a * b for a, b in itertools.pairwise(WIDTHS)]

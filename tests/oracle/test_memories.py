@@ -332,8 +332,6 @@ def ready(attention: nn.Module, one: bool, run: str, n: int = 4) -> Model:
         return total
 
     modules = {"encode": encode, "first": first, "step": step, "readout": readout}
-    if list(attention.parameters()):
-        modules["read"] = attention
     rng = np.random.default_rng(0)
     data = [gt.Instance({"x": x}, value={"steps": int(rng.integers(1, 6))}) for x in sources(n, 5)]
     return Model(graph, modules, plain, data, {"x": ((2,), F64)})
@@ -351,7 +349,6 @@ class Nothing(nn.Module):
 ATTENTION = {
     "dot": gt.nn.DotAttention,
     "scaled": lambda: gt.nn.DotAttention(2.0),
-    "additive": lambda: gt.nn.AdditiveAttention(H, H).to(F64),
 }
 
 

@@ -28,8 +28,8 @@ from geartrain.engine.settings import Settings
 from geartrain.frames import packer
 from geartrain.frames.instance import Instance
 from geartrain.frames.precision import Precision
+from geartrain.graph.ends import Losing
 from geartrain.graph.graph import Graph
-from geartrain.graph.operators import Losing
 from geartrain.graph.through import Through
 from geartrain.nn import GatedGraphCell, GatedSum, TreeLSTMBranch, VertexChoice
 from geartrain.nodes import sums

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import geartrain as gt
-from geartrain.native import build, library
+from geartrain.native import library
+from geartrain.native.compilers import Unavailable
 from geartrain.train.checkpoint import read_checkpoint, write_checkpoint
 
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -23,7 +24,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     def load(seconds: float = 0.0) -> library.Library:
         found.append(seconds)
-        raise build.Unavailable("this is a test")
+        raise Unavailable("this is a test")
 
     monkeypatch.setenv("GEARTRAIN_NATIVE", "1")
     for name, value in (("_settled", False), ("_library", None), ("_status", ""), ("load", load)):

@@ -16,8 +16,9 @@ from geartrain.native import library
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel, bundle_kernel_of
-from geartrain.whole.graph.cell import GatedGraphCell, GatedSum
+from geartrain.whole.graph.cell import GatedGraphCell
 from geartrain.whole.graph.choice import VertexChoice
+from geartrain.whole.graph.gated_sum import GatedSum
 from tests.rigs.products import halved
 
 H, TYPES = 5, 3

@@ -9,14 +9,14 @@ Commands are imported when they are called, so that help comes at once.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from geartrain.cli.options import (
     DEVICE,
     FLAG,
+    Commands,
     ComparedName,
     DataOption,
     EpochsOption,
@@ -35,23 +35,12 @@ from geartrain.cli.options import (
     SpeedsOption,
     SplitName,
     TopologyOption,
+    active_or_auto,
 )
-
-
-@final
-class _Commands(TyperGroup):
-    """Every command ends as ``geartrain.cli.exits`` says, whatever comes of it."""
-
-    def invoke(self, ctx: Any) -> Any:
-        from geartrain.cli.exits import ending
-
-        with ending():
-            return super().invoke(ctx)
-
 
 app = typer.Typer(
     name="geartrain",
-    cls=_Commands,
+    cls=Commands,
     help="Asynchronous model-parallel training of networks that follow their data.",
     no_args_is_help=True,
     add_completion=False,
@@ -76,15 +65,6 @@ def _root(
     ] = False,
 ) -> None:
     pass
-
-
-def _active(text: str | None) -> int | str | None:
-    """A number, or ``auto``."""
-    if text is None or text == "auto":
-        return text
-    if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(f"{text!r}: give 1 or more, or auto", param_hint="--max-active")
-    return int(text)
 
 
 @app.command()
@@ -227,7 +207,7 @@ def train(
     given = {
         "runtime": None if runtime is None else runtime.value,
         "workers": workers,
-        "max_active": _active(max_active),
+        "max_active": active_or_auto(max_active),
         "update_every": update_every,
         "epochs": epochs,
         "seed": seed,

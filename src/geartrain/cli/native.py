@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from geartrain.cli.exits import FAILED, fail
-from geartrain.native.build import Unavailable
+from geartrain.native.compilers import Unavailable
 from geartrain.native.library import load
 
 SECONDS: Final = 1800.0

@@ -1,12 +1,24 @@
-"""Words of the command line that several commands have, or that are one of a few."""
+"""What commands have in common: how they end, words that several have, or that are one of a few."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, final
 
 import typer
+from typer.core import TyperGroup
+
+
+@final
+class Commands(TyperGroup):
+    """Every command ends as ``geartrain.cli.exits`` says, whatever comes of it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from geartrain.cli.exits import ending
+
+        with ending():
+            return super().invoke(ctx)
 
 
 class ComparedName(StrEnum):
@@ -105,3 +117,12 @@ SeedOption = Annotated[int | None, typer.Option(min=0, help="Default 0.")]
 OutOption = Annotated[
     Path | None, typer.Option(help="The run's folder; default runs/RECIPE-SEED-DATE-TIME.")
 ]
+
+
+def active_or_auto(text: str | None) -> int | str | None:
+    """A number, or ``auto``."""
+    if text is None or text == "auto":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text!r}: give 1 or more, or auto", param_hint="--max-active")
+    return int(text)

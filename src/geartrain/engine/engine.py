@@ -30,10 +30,10 @@ from geartrain.engine.stock import AbstractStock, PartialStock, Stock
 from geartrain.engine.worker import Finished, WorkerState
 from geartrain.errors import LeakError
 from geartrain.graph.drawing import Outline, OutlineNode, outline_edges
+from geartrain.graph.ends import Losing
 from geartrain.graph.graph import Graph
 from geartrain.graph.looping import Looping
 from geartrain.graph.operator import AbstractOperator
-from geartrain.graph.operators import Losing
 from geartrain.graph.region import Region
 from geartrain.graph.through import Through
 from geartrain.graph.wiring import Owner, Wiring, wire

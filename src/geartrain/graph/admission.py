@@ -23,17 +23,10 @@ from torch import Tensor, nn
 from geartrain.errors import DataError
 from geartrain.frames.frame import Schema
 from geartrain.frames.message import IntArray, ranges
+from geartrain.graph.ends import Losing
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input
-from geartrain.graph.operators import (
-    Copying,
-    Detaching,
-    Joining,
-    Losing,
-    Merging,
-    Moving,
-    Routing,
-)
+from geartrain.graph.operators import Copying, Detaching, Joining, Merging, Moving, Routing
 from geartrain.graph.through import Through
 from geartrain.kinds import require_class, require_kind
 from geartrain.nodes.kernel import may_have_kernel

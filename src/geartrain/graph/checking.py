@@ -10,10 +10,11 @@ from geartrain.errors import GraphError
 from geartrain.frames.frame import Arena, Schema
 from geartrain.frames.instance import Instance
 from geartrain.graph.blueprint import AbstractGraph
+from geartrain.graph.ends import Losing
 from geartrain.graph.layout import with_broadcasts
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Port, Spec
-from geartrain.graph.operators import Grouping, Losing, Merging
+from geartrain.graph.operators import Grouping, Merging
 from geartrain.graph.refusals import (
     named_parameters,
     reachable,

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from geartrain.graph.ends import Losing
 from geartrain.graph.operator import AbstractOperator
-from geartrain.graph.operators import Losing
 from geartrain.graph.through import Through
 
 

@@ -1,4 +1,5 @@
-"""A module's call on meta tensors, and what may be wrong with one that fails."""
+"""What is found out of a module before there are rows: the shapes of what it makes, what may be
+wrong with a call that fails, and whether its ``train()`` leaves a part of it in evaluation."""
 
 from __future__ import annotations
 
@@ -37,6 +38,18 @@ def imagined_inside(schema: Schema) -> Inside:
 
     edges = {name: column(4) for name in schema.edge}
     return Inside(column(2), column(ROWS), edges)
+
+
+def stays_in_evaluation(inner: nn.Module, module: nn.Module) -> bool:
+    """Whether a module inside of another is left there by the other's ``train()``, as where a
+    ``train`` of its own keeps it so."""
+    modes = [(each, each.training) for each in module.modules()]
+    try:
+        module.train()
+        return not inner.training
+    finally:
+        for each, mode in modes:
+            each.training = mode
 
 
 def hint(call: Call, payload: Sequence[Tensor], error: Exception, *, attends: bool) -> str:
@@ -91,4 +104,4 @@ def edge_unknown(call: Call, error: KeyError, schema: Schema) -> str:
     )
 
 
-__all__ = ["edge_unknown", "hint", "imagined_inside", "on_meta"]
+__all__ = ["edge_unknown", "hint", "imagined_inside", "on_meta", "stays_in_evaluation"]

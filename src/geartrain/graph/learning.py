@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from geartrain.errors import GraphError
+from geartrain.graph.ends import Losing
 from geartrain.graph.operator import AbstractOperator
-from geartrain.graph.operators import Detaching, Losing, Replaying
+from geartrain.graph.operators import Detaching, Replaying
 
 if TYPE_CHECKING:
     from geartrain.frames.instance import Instance

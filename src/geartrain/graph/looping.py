@@ -17,6 +17,7 @@ from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema
 from geartrain.frames.precision import Precision
 from geartrain.graph.cycles import back_ports
+from geartrain.graph.ends import Losing, Stopping
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Made, Port, Spec
 from geartrain.graph.operators import (
@@ -25,11 +26,9 @@ from geartrain.graph.operators import (
     Flatmapping,
     Grouping,
     Joining,
-    Losing,
     Moving,
     Routing,
     Splitting,
-    Stopping,
     Ungrouping,
 )
 from geartrain.graph.region import Region

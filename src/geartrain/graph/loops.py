@@ -19,6 +19,7 @@ from typing import final
 
 from geartrain.graph.cycles import reached
 from geartrain.graph.deciding import functions_of, reads_payload
+from geartrain.graph.ends import Losing, Outputting, Stopping
 from geartrain.graph.entering import Entering
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Port
@@ -27,13 +28,10 @@ from geartrain.graph.operators import (
     Flatmapping,
     Grouping,
     Joining,
-    Losing,
     Merging,
     Moving,
-    Outputting,
     Replaying,
     Routing,
-    Stopping,
     Ungrouping,
 )
 from geartrain.graph.region import DEFAULT, STRONGEST, Deciders, Region, Run, overlap

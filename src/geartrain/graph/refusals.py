@@ -8,10 +8,11 @@ import torch
 
 from geartrain.errors import GraphError
 from geartrain.graph.blueprint import AbstractGraph
+from geartrain.graph.ends import Losing
 from geartrain.graph.gear import Gear, Geared, refuse_idle_replays, refuse_starving
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator
-from geartrain.graph.operators import Copying, Detaching, Losing, Merging, Replaying
+from geartrain.graph.operators import Copying, Detaching, Merging, Replaying
 from geartrain.graph.overlap import Overlapped
 from geartrain.graph.synthetic import Synthesizing
 from geartrain.graph.through import Through

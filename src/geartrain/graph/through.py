@@ -20,7 +20,13 @@ from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema
 from geartrain.frames.precision import Precision
 from geartrain.graph.dry_run import DryRun, refuse_dtype
-from geartrain.graph.imagined import edge_unknown, hint, imagined_inside, on_meta
+from geartrain.graph.imagined import (
+    edge_unknown,
+    hint,
+    imagined_inside,
+    on_meta,
+    stays_in_evaluation,
+)
 from geartrain.graph.memory import Holding, sample_mask
 from geartrain.graph.operator import (
     ROWS,
@@ -433,7 +439,7 @@ class Through(AbstractOperator):
         for inner, module in self.function.named_modules():
             where = f"'{self.name}': {type(module).__name__} ({inner or 'the module itself'})"
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                if _stays_in_evaluation(module, self.function):
+                if stays_in_evaluation(module, self.function):
                     continue  # each row by the statistics that it has
                 raise GraphError(
                     f"{where} mixes rows of different instances; use LayerNorm or GroupNorm, send "
@@ -510,15 +516,3 @@ class Through(AbstractOperator):
                     f"{describe(payload)}; it must keep the leading dimension, one row for each"
                 )
         return outputs
-
-
-def _stays_in_evaluation(inner: nn.Module, module: nn.Module) -> bool:
-    """Whether a module inside of another is left there by the other's ``train()``, as where a
-    ``train`` of its own keeps it so."""
-    modes = [(each, each.training) for each in module.modules()]
-    try:
-        module.train()
-        return not inner.training
-    finally:
-        for each, mode in modes:
-            each.training = mode

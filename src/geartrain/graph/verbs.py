@@ -22,6 +22,7 @@ from geartrain.graph.arguments import (
     works_as,
 )
 from geartrain.graph.draft import Draft
+from geartrain.graph.ends import Losing, Outputting, Stopping
 from geartrain.graph.gear import Gear, Geared
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Keep, PartLike
@@ -29,14 +30,11 @@ from geartrain.graph.operators import (
     Detaching,
     Flatmapping,
     Grouping,
-    Losing,
     Merging,
     Moving,
-    Outputting,
     Replaying,
     Routing,
     Splitting,
-    Stopping,
     Ungrouping,
 )
 from geartrain.graph.overlap import Overlapped, OverlapRule
@@ -153,8 +151,8 @@ class AbstractStream(ABC):
             module: Gets the payload ``(n, ...)``; the tensors of the memory ``(n, longest, ...)``,
                 zeros behind the end of each; a mask ``(n, longest)``, True up to the end, all False
                 for an empty bundle; and the columns of ``read``. Gives one or several ``(n,
-                ...)``, each row on its own, whatever the longest is. ``nn.DotAttention`` and
-                ``nn.AdditiveAttention`` are such modules, and have kernels.
+                ...)``, each row on its own, whatever the longest is. ``nn.DotAttention``, which
+                has a kernel, and ``nn.AdditiveAttention`` are such modules.
             name, part, read, take: As for ``through``. Of bundles each row reads.
             keep: ``auto`` (a memory kernel where the module has one, else inputs) or ``inputs``
                 (the module runs again).

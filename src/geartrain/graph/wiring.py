@@ -11,11 +11,11 @@ from geartrain.frames.frame import Arena, Schema
 from geartrain.frames.precision import Precision
 from geartrain.graph.admission import Admission
 from geartrain.graph.blueprint import AbstractGraph
+from geartrain.graph.ends import Losing
 from geartrain.graph.fusion import fused
 from geartrain.graph.looping import Looping, door_name, make_loop, memories_of
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Made, Port
-from geartrain.graph.operators import Losing
 from geartrain.graph.region import Refusal, Region
 from geartrain.graph.through import Through
 from geartrain.nodes.control import AbstractStep

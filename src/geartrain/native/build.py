@@ -23,15 +23,11 @@ is killed with all that it has started.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import platform
-import re
 import shlex
 import shutil
-import signal
 import stat
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,6 +38,14 @@ from pathlib import Path
 from typing import Final, final
 
 import torch
+
+from geartrain.native.compilers import (
+    STEP_SECONDS,
+    CompilersPatience,
+    ToldOnce,
+    Unavailable,
+    run_all,
+)
 
 if sys.platform != "win32":
     import fcntl
@@ -77,20 +81,11 @@ FLAGS: Final = (
 )
 COMPILE_SECONDS: Final = 300.0
 """For all units: some 20 s of a core are needed, but others may be at work on the machine."""
-IDLE_SECONDS: Final = 30.0
-"""A compiler that has not used the processor for so long hangs (where the system tells)."""
-SILENT_SECONDS: Final = 1.0
-"""What takes longer is told of."""
 FORGET_SECONDS: Final = 3600.0
 """So long nobody tries again what has failed."""
 
 _MOST_BYTES: Final = 1 << 26
 _MAKING: Final = "kernels-making-"
-_STEP_SECONDS: Final = 0.01
-
-
-class Unavailable(Exception):
-    """Why there are no native kernels."""
 
 
 def shared_objects(
@@ -259,7 +254,7 @@ def _alone(directory: Path, seconds: float) -> Iterator[None]:
         return
     descriptor = os.open(directory, os.O_RDONLY)
     until = time.monotonic() + seconds + 5
-    told = _Told(f"waiting for another process, which compiles native kernels into {directory}")
+    told = ToldOnce(f"waiting for another process, which compiles native kernels into {directory}")
     locked = False
     try:
         while not locked:
@@ -272,7 +267,7 @@ def _alone(directory: Path, seconds: float) -> Iterator[None]:
                         f"another process has been compiling into {directory} for {seconds:.0f} s"
                     ) from None
                 told.look()
-                time.sleep(_STEP_SECONDS)
+                time.sleep(STEP_SECONDS)
             except OSError:  # a file system without locks
                 break
         _sweep(directory, all_of_it=locked)
@@ -333,12 +328,12 @@ class _Making:
             Unavailable: The compiler complains, or takes too long.
         """
         command, directory = self._command, self._directory
-        told = _Told(
+        told = ToldOnce(
             f"compiling native kernels into {directory}, once for this machine: some 20 s of a "
             f"core, given up after {seconds:.0f} s ('geartrain native' does it beforehand)"
         )
         with tempfile.TemporaryDirectory(prefix=_MAKING, dir=directory) as name:
-            folder, patience = Path(name), _Patience(seconds, told)
+            folder, patience = Path(name), CompilersPatience(seconds, told)
             try:
                 made = self._compiled(found, folder, patience)
             except TimeoutError as late:
@@ -351,7 +346,7 @@ class _Making:
         return made
 
     def _compiled(
-        self, found: Sequence[Path | None], folder: Path, patience: _Patience
+        self, found: Sequence[Path | None], folder: Path, patience: CompilersPatience
     ) -> list[Path]:
         both = list(zip(self._wanted, found, strict=True))
         objects = {
@@ -366,14 +361,14 @@ class _Making:
             if path is None
             for unit, made in zip(each.units, objects[each.name], strict=True)
         ]
-        _run(units, folder, patience)
+        run_all(units, folder, patience)
         made: list[Path] = []
         for each, path in both:
             if path is None:
                 whole = folder / f"{each.name}.so"
                 linked = [*objects[each.name], *(self._against(made[0]) if made else ())]
                 linking = [*self._command, *FLAGS, *linked, "-o", str(whole), "-lm"]
-                _run([linking], folder, patience)
+                run_all([linking], folder, patience)
                 path = self._placed(whole, self._name(each, *made[:1]))
             made.append(path)
         return made
@@ -398,120 +393,6 @@ class _Making:
         return f"{sources.name}-{_identity(self._command, sources, linked)}"
 
 
-def _run(commands: Sequence[Sequence[str]], folder: Path, patience: _Patience) -> None:
-    """Run commands side by side, one for each core.
-
-    Raises:
-        Unavailable: One failed, with the line of its complaint.
-        TimeoutError: They take too long.
-    """
-    waiting = list(commands)
-    running: list[tuple[subprocess.Popen[bytes], Sequence[str], Path]] = []
-    try:
-        while waiting or running:
-            while waiting and len(running) < _cores():
-                command, said = waiting.pop(0), folder / f"{len(waiting)}.said"
-                running.append((_started(command, said, patience.left), command, said))
-            for each in list(running):
-                process, command, said = each
-                if (status := process.poll()) is not None:
-                    running.remove(each)
-                    if status:
-                        raise _failure(command, status, said)
-            patience.look([process.pid for process, _, _ in running])
-            time.sleep(_STEP_SECONDS)
-    finally:
-        for process, _, _ in running:
-            _kill(process)
-
-
-@final
-class _Patience:
-    """How long compilers may take: so much time, and not without working for much of it.
-
-    Args:
-        seconds: For all of them.
-        told: Says that it takes a while.
-    """
-
-    def __init__(self, seconds: float, told: _Told) -> None:
-        self._seconds, self._told = seconds, told
-        self._began = self._worked_at = self._looked = time.monotonic()
-        self._worked = 0
-
-    @property
-    def left(self) -> float:
-        """Seconds."""
-        return self._began + self._seconds - time.monotonic()
-
-    def look(self, groups: Sequence[int]) -> None:
-        """Raises:
-        TimeoutError: It is over.
-        """
-        now = time.monotonic()
-        self._told.look()
-        if self.left < 0:
-            raise TimeoutError(f"it took more than {self._seconds:.0f} s")
-        if now < self._looked + IDLE_SECONDS / 10:
-            return
-        self._looked = now
-        worked = _ticks(groups)
-        if worked is None or worked != self._worked:
-            self._worked, self._worked_at = worked or 0, now
-        elif now > self._worked_at + IDLE_SECONDS:
-            raise TimeoutError(f"it did nothing for {IDLE_SECONDS:.0f} s")
-
-
-def _ticks(groups: Sequence[int]) -> int | None:
-    """What the processes of these groups have used of the processor; None: the system is silent."""
-    proc, total = Path("/proc"), 0
-    if not (proc / "self" / "stat").exists():
-        return None
-    for entry in proc.iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):  # it has ended
-                fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-                if int(fields[2]) in groups:
-                    total += sum(map(int, fields[11:15]))  # its own, and of children that ended
-    return total
-
-
-def _cores() -> int:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _started(command: Sequence[str], said: Path, seconds: float) -> subprocess.Popen[bytes]:
-    # If this process is killed, nobody looks at the clock any more: hence the processor's time.
-    most = str(max(1, math.ceil(seconds)))
-    bounded = ["/bin/sh", "-c", 'ulimit -t "$0" 2>/dev/null; exec "$@"', most]
-    with said.open("wb") as file:
-        return subprocess.Popen(
-            [*(bounded if os.path.exists(bounded[0]) else []), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            # A group of its own, so that all of it can be killed: compilers start others.
-            start_new_session=True,
-        )
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        if sys.platform == "win32":
-            process.kill()
-        else:
-            os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _failure(command: Sequence[str], status: int, said: Path) -> Unavailable:
-    lines = said.read_text(errors="replace").strip().splitlines() or ["no message"]
-    told = next((line for line in lines if re.search(r"\berror\b", line)), lines[-1])
-    return Unavailable(f"{shlex.join(command)} ended with {status}: {told}")
-
-
 def _flush(path: Path) -> None:
     """Have the system write a file, or the names in a directory, to the disk."""
     if os.name == "nt":  # directories cannot be opened there
@@ -521,21 +402,3 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@final
-class _Told:
-    """A line on standard error about what takes its time, once it has."""
-
-    def __init__(self, line: str) -> None:
-        self._line: str | None = f"geartrain: {line}\n"
-        self._began = time.monotonic()
-
-    def look(self) -> None:
-        if self._line is None or time.monotonic() - self._began < SILENT_SECONDS:
-            return
-        line, self._line = self._line, None
-        if sys.stderr is not None:
-            with suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
-                sys.stderr.write(line)
-                sys.stderr.flush()

@@ -29,7 +29,8 @@ from typing import Final, Literal, TypeAlias, final
 
 import torch
 
-from geartrain.native.build import COMPILE_SECONDS, Sources, Unavailable, shared_objects
+from geartrain.native.build import COMPILE_SECONDS, Sources, shared_objects
+from geartrain.native.compilers import Unavailable
 
 log = logging.getLogger("geartrain.native")
 

@@ -20,8 +20,9 @@ from geartrain.nodes.hoisted import register_hoist
 from geartrain.nodes.kernel import register_derivation
 from geartrain.nodes.ragged import register_ragged_choice
 from geartrain.pipeline.critic import LocalCritic, RowLoss, teach_critics
-from geartrain.whole.graph.cell import GatedGraphCell, GatedSum
+from geartrain.whole.graph.cell import GatedGraphCell
 from geartrain.whole.graph.choice import VertexChoice, choice_accuracy, choice_loss
+from geartrain.whole.graph.gated_sum import GatedSum
 from geartrain.whole.list.module import WholeList
 from geartrain.whole.tree.module import WholeTree
 

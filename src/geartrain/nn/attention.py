@@ -5,8 +5,8 @@
 
 A memory of two tensors has keys and values; one of one tensor is both. What the keys want of
 weights of their own is a node before ``hold``: so it is computed once, not at every step. Residuals
-have a row for each row, whatever the lengths: q, the context, and log Σ exp(s), from which the
-weights are made again.
+of dot products have a row for each row, whatever the lengths: q, the context, and log Σ exp(s),
+from which the weights are made again.
 
 Source: Bahdanau et al. 2015, arXiv:1409.0473; Luong et al. 2015, arXiv:1508.04025; weights made
 again from the logarithm of their sum as in Dao et al. 2022, arXiv:2205.14135.
@@ -14,7 +14,7 @@ again from the logarithm of their sum as in Dao et al. 2022, arXiv:2205.14135.
 
 from __future__ import annotations
 
-from typing import cast, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -76,13 +76,16 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Parameter(torch.empty(keys).uniform_(-(keys**-0.5), keys**-0.5))
 
     def forward(self, query: Tensor, keys: Tensor, *values_and_mask: Tensor) -> tuple[Tensor, ...]:
-        """As for ``DotAttention``; keys ``(n, longest, keys)``."""
-        *values, mask = values_and_mask
-        scores = torch.tanh(keys + self.map(query).unsqueeze(1)) @ self.score
-        return _read(scores, values[0] if values else keys, mask), query
+        """As for ``DotAttention``; keys ``(n, longest, keys)``.
 
-    def memory_kernel(self) -> AbstractMemoryKernel:
-        return AdditiveKernel(self)
+        No kernel is written for it: the program that is derived of it takes less time.
+        """
+        *own, mask = values_and_mask
+        if keys.dim() != 3:
+            raise _several_queries()
+        keys, values = _keys_and_values((keys, *own))
+        scores = torch.tanh(keys + self.map(query).unsqueeze(1)) @ self.score
+        return _read(scores, values, mask), query
 
 
 @final
@@ -140,64 +143,17 @@ class DotKernel(AbstractMemoryKernel):
         return (read if dq is None else read.add_(dq),)
 
 
-@final
-class AdditiveKernel(AbstractMemoryKernel):
-    """``AdditiveAttention``; keeps query, context and the logarithm of the weights' sum."""
-
-    def __init__(self, module: AdditiveAttention) -> None:
-        self._module = module
-
-    def forward(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Payload]:
-        (query,) = _taken(inputs)
-        tensors, mask = memory.padded()
-        keys, values = _keys_and_values(tensors)
-        scores = self._layer(query, keys) @ self._module.score
-        context, total = _weigh(scores, values, mask)
-        return (context, query), (query, context, total)
-
-    def backward(
-        self,
-        gradients: Gradient,
-        kept: Payload,
-        memory: Recalled,
-        into: GradientSum,
-        *,
-        wanted: bool = True,
-    ) -> Gradient:
-        (dc, dq), (query, context, total) = gradients, kept
-        if dc is None:
-            return (dq,)
-        tensors, mask = memory.padded()
-        keys, values = _keys_and_values(tensors)
-        weight = cast(nn.Parameter, self._module.map.weight)
-        score = self._module.score
-        layer = self._layer(query, keys)
-        weights, ds = _unweigh(layer @ score, values, mask, dc, context, total)
-        if score.requires_grad:
-            into.add(score, ds.reshape(1, -1).mm(layer.reshape(-1, layer.shape[2])).squeeze(0))
-        dk = layer.square_().neg_().add_(1).mul_(score).mul_(ds.unsqueeze(2))
-        du = dk.sum(1)
-        if weight.requires_grad:
-            into.add(weight, du.t().mm(query))
-        if memory.wanted:
-            dv = weights.unsqueeze(2) * dc.unsqueeze(1)
-            memory.add_padded((dk.add_(dv),) if len(tensors) == 1 else (dk, dv))
-        read = du.mm(weight)
-        return (read if dq is None else read.add_(dq),)
-
-    def _layer(self, query: Tensor, keys: Tensor) -> Tensor:
-        """The layer that scores are read from, ``(n, longest, keys)``."""
-        mapped: Tensor = self._module.map(query)
-        return (keys + mapped.unsqueeze(1)).tanh_()
-
-
 def _taken(inputs: Payload) -> Payload:
     if len(inputs) != 1:
-        raise GraphError(
-            f"attention reads by one query, but rows of {len(inputs)} tensors come; choose it: "
-            "attend(..., take=0), or keep the others in a module of your own"
-        )
+        raise _several_queries()
     return inputs
+
+
+def _several_queries() -> GraphError:
+    return GraphError(
+        "attention reads by one query, but rows of several tensors come; choose it: "
+        "attend(..., take=0), or keep the others in a module of your own"
+    )
 
 
 def _keys_and_values(tensors: Payload) -> tuple[Tensor, Tensor]:

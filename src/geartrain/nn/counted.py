@@ -22,6 +22,7 @@ from geartrain.frames.message import Payload
 from geartrain.nn.draws import drawn, evenly_drawn
 from geartrain.nn.emit import emit
 from geartrain.nn.record import Trace
+from geartrain.nn.unsearched import Unsearched
 
 aten = torch.ops.aten
 Function: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], Payload]
@@ -117,7 +118,7 @@ class CountedGraph:
 
     def begun(self, given: Sequence[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
         """Another graph of n and the operands, then ``given``; what its nodes are made of."""
-        graph = fx.Graph()
+        graph = Unsearched()
         made = {}
         for k, x in enumerate([self.n, *self.operands, *given]):
             made[x] = graph.placeholder(f"given_{k}")

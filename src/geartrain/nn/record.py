@@ -29,6 +29,7 @@ from geartrain.nn.moved import LAID, MOVED
 from geartrain.nn.otherwise import OTHERWISE
 from geartrain.nn.simpler import SIMPLER
 from geartrain.nn.unrolled import UNROLLED, Layers
+from geartrain.nn.unsearched import Unsearched
 from geartrain.nn.windows import WINDOWS
 
 _TOLD: Final[Mapping[Any, Callable[..., Any]]] = {**SIMPLER, **ELEMENTARY, **MOVED, **CHANCES}
@@ -164,7 +165,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, lengths: int | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._lengths = lengths
-        self.graph = fx.Graph()
+        self.graph = Unsearched()
         self.shapes: dict[fx.Node, tuple[int, ...]] = {}
         self.constants: dict[str, Tensor] = {}
         self.alien = False

@@ -38,7 +38,8 @@ from geartrain.recipes.recipe import (
     Setting,
     Task,
 )
-from geartrain.whole.graph.cell import GatedGraphCell, GatedSum
+from geartrain.whole.graph.cell import GatedGraphCell
+from geartrain.whole.graph.gated_sum import GatedSum
 
 RATE: Final = 7e-4  # Adam's; a little less than without staleness
 CLIP_NORM: Final = 1.0  # per part

@@ -27,9 +27,9 @@ from geartrain.engine.parts import make_parts
 from geartrain.engine.schedule import Schedule
 from geartrain.engine.settings import Settings
 from geartrain.frames.precision import require_float32, require_precision
+from geartrain.graph.ends import Losing
 from geartrain.graph.graph import Graph
 from geartrain.graph.learning import require_loss
-from geartrain.graph.operators import Losing
 from geartrain.kinds import require_truth
 from geartrain.native import kind as kernels_kind
 from geartrain.native import status as kernels_status

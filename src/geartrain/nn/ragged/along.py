@@ -21,8 +21,9 @@ from torch import fx
 from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
 from geartrain.nn.places import Refused
-from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert
+from geartrain.nn.ragged.base import AbstractLowering, Convert
 from geartrain.nn.ragged.front import TURNS, order_of
+from geartrain.nn.ragged.traced import SAME
 from geartrain.nn.ragged.values import (
     BUNDLES,
     MEMBERS,

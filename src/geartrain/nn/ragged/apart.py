@@ -11,7 +11,8 @@ from torch import fx
 from geartrain.native.fused import Op
 from geartrain.nn.entries import NUMBERED, NUMBERS, ONE, TWO
 from geartrain.nn.places import Refused
-from geartrain.nn.ragged.base import AbstractLowering, Convert, same_numbers
+from geartrain.nn.ragged.base import AbstractLowering, Convert
+from geartrain.nn.ragged.traced import same_numbers
 from geartrain.nn.ragged.values import Constant
 
 aten = torch.ops.aten

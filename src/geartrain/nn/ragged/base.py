@@ -6,16 +6,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
 from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
-from geartrain.nn.counted import needed_by
 from geartrain.nn.places import Refused, called
 from geartrain.nn.ragged.padding import Padding
+from geartrain.nn.ragged.traced import SAME, TwoTraces
 from geartrain.nn.ragged.values import (
     BUNDLES,
     HELD,
@@ -23,17 +23,13 @@ from geartrain.nn.ragged.values import (
     NO_ROWS,
     PADDED,
     Axes,
-    Backwards,
-    Beyond,
     Buffer,
     ChosenMatrices,
     Constant,
     CountedRows,
     DraftStep,
     HeldValue,
-    InFront,
-    MostOf,
-    NamedMembers,
+    Known,
     OuterProducts,
     RaggedValue,
     TraceCounts,
@@ -41,50 +37,12 @@ from geartrain.nn.ragged.values import (
 )
 from geartrain.nn.record import Trace
 
-Known: TypeAlias = (
-    RaggedValue
-    | Constant
-    | HeldValue
-    | CountedRows
-    | NamedMembers
-    | MostOf
-    | InFront
-    | Beyond
-    | Backwards
-    | list[Any]
-    | None
-)
 
-
-aten = torch.ops.aten
-
-SAME: Final = frozenset(
-    {
-        aten.view.default,
-        aten._unsafe_view.default,
-        aten.reshape.default,
-        aten.unsqueeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        aten.squeeze.default,
-        aten.clone.default,
-        aten.alias.default,
-        aten.detach.default,
-        aten.lift_fresh_copy.default,
-        aten.lift_fresh.default,
-        aten._to_copy.default,
-        aten.expand.default,
-    }
-)
-"""The same numbers, in the same order; or some of them again and again."""
-
-
-class AbstractLowering(ABC):
+class AbstractLowering(TwoTraces, ABC):
     """A joint graph on its way; who derives from it knows the operators.
 
     Args:
-        traces: At two sizes, of ``operands``, inputs and tangents.
-        counts: The sizes.
+        traces, counts: As for ``TwoTraces``, of ``operands``, inputs and tangents.
         operands: How many.
         given: Of each input what it is: a float of rows ("given"), a tensor of a memory ("held"),
             a mask ("mask"), or integers ("ints").
@@ -113,17 +71,8 @@ class AbstractLowering(ABC):
         *,
         settled: bool = False,
     ) -> None:
-        small, large = traces
-        self._counts, self.dtype = counts, dtype
-        self.shapes, self.constants = small.shapes, small.constants
-        self.nodes, others = _read_nodes(small), _read_nodes(large)
-        if [(x.op, x.target) for x in self.nodes if x.op == "call_function"] != [
-            (x.op, x.target) for x in others if x.op == "call_function"
-        ]:
-            raise Refused("it computes otherwise for other numbers of rows")
-        self.settled, self.drawn = settled, list[fx.Node]()
-        self.twin = dict(zip(self.nodes, others, strict=True))
-        self._large = large.shapes
+        super().__init__(traces, counts)
+        self.dtype, self.settled, self.drawn = dtype, settled, list[fx.Node]()
         places = [x for x in self.nodes if x.op == "placeholder"]
         self.operands = places[:operands]
         self.inputs = places[operands : operands + len(given)]
@@ -176,7 +125,7 @@ class AbstractLowering(ABC):
                 self._convert(x)
 
     def _padding(self) -> Padding | None:
-        padded, (rows, members, *_) = self._counts.padded, self._counts.sizes
+        padded, (rows, members, *_) = self.counts.padded, self.counts.sizes
         if padded is None or self.lengths is None or self.segment is None:
             return None
         return Padding(self.lengths, self.segment, self.twin, (rows, padded, members))
@@ -209,52 +158,6 @@ class AbstractLowering(ABC):
         return Constant(float(found)) if found.numel() == 1 else self.of_constant(x, found)
 
     # What is known of nodes.
-
-    def like(self, x: fx.Node) -> Axes:
-        """Its axes."""
-        return self._counts.like(self.shapes[x], self._large[self.twin[x]])
-
-    def has_rows_first(self, x: fx.Node) -> bool:
-        """Whether its axes begin with those of rows, or it has none; else one of what they have
-        is before them."""
-        try:
-            self.like(x)
-        except Refused:
-            return False
-        return True
-
-    def behind(self, x: fx.Node) -> Axes:
-        """The axes behind its first."""
-        return self._counts.like(self.shapes[x][1:], self._large[self.twin[x]][1:])
-
-    def shapes_of_twin(self, x: fx.Node) -> tuple[int, ...]:
-        """The shape of a node in the larger trace."""
-        return self._large[self.twin[x]]
-
-    def stretched(self, x: fx.Node) -> Axes | None:
-        """The axes of a node, of which that of members has some entries more or fewer; None: it has
-        no such axis."""
-        padded, both = self._counts.padded, [self.shapes[x], self.shapes_of_twin(x)]
-        if padded is None:
-            return None
-        for k, (a, b) in enumerate(zip(*both, strict=True)):
-            if b - a == padded[1] - padded[0] and a != padded[0]:
-                whole = [(*y[:k], n, *y[k + 1 :]) for y, n in zip(both, padded, strict=True)]
-                like = self._like_members(whole)
-                if like is not None and like.members == k:
-                    return like
-        return None
-
-    def _like_members(self, shapes: Sequence[tuple[int, ...]]) -> Axes | None:
-        try:
-            like = self._counts.like(*shapes)
-        except Refused:
-            return None
-        return like if like.is_padded else None
-
-    def varies(self, x: fx.Node) -> bool:
-        """Whether its shape depends on how many rows there are."""
-        return self.shapes[x] != self._large[self.twin[x]]
 
     def late(self, x: fx.Node) -> bool:
         """Whether it depends on a tangent."""
@@ -377,13 +280,8 @@ class AbstractLowering(ABC):
         ends = self.ends if inside else self.pairs if pairs else None
         draft = DraftStep(way, 0, out, list(reads), width or reads[0].width, kind, times)
         draft.many, draft.inner, draft.number = many, inner, number
-        draft.source, draft.source_times, draft.index, draft.ends = (
-            source,
-            source_times,
-            index,
-            ends,
-        )
-        draft.cells = cells
+        draft.source, draft.source_times = source, source_times
+        draft.index, draft.ends, draft.cells = index, ends, cells
         self.drafts(late=late).steps.append(draft)
 
     def plain(
@@ -582,13 +480,6 @@ class AbstractLowering(ABC):
         """
 
 
-def _read_nodes(trace: Trace) -> list[fx.Node]:
-    """What is given, results, and what they are made of."""
-    *every, output = trace.graph.nodes
-    read = needed_by(output.all_input_nodes)
-    return [*(x for x in every if x.op == "placeholder" or x in read), output]
-
-
 def _behind_rows(tail: tuple[int, ...], like: Axes) -> tuple[int, ...]:
     """The axes of what has no rows, without those along which rows are."""
     rank, rows = like.rank, like.rows
@@ -603,28 +494,3 @@ def _behind_rows(tail: tuple[int, ...], like: Axes) -> tuple[int, ...]:
 
 Convert: TypeAlias = Callable[[AbstractLowering, fx.Node], None]
 """Writes the steps of a node."""
-
-
-def numbers_of(x: fx.Node) -> list[Any]:
-    """Arguments of a node that are no nodes."""
-    found: list[Any] = []
-
-    def look(value: Any) -> None:
-        if isinstance(value, (tuple, list)):
-            for each in value:
-                look(each)
-        elif not isinstance(value, fx.Node):
-            found.append(value)
-
-    look(list(x.args))
-    look(list(x.kwargs.values()))
-    return found
-
-
-def same_numbers(x: fx.Node, twin: fx.Node, but: int | None = None) -> None:
-    """Raises:
-    Refused: It depends on how many rows there are.
-    """
-    for k, (a, b) in enumerate(zip(x.args, twin.args, strict=True)):
-        if k != but and not isinstance(a, (fx.Node, tuple, list)) and a != b:
-            raise Refused(f"{x.target} with {a} in one trace and {b} in another")

@@ -32,11 +32,11 @@ from geartrain.native.heap import heap
 from geartrain.native.steady import firing
 from geartrain.nn.auto import FIRINGS, LARGE_FIRINGS, LARGE_ROWS, ROWS, UNCLEAR, WORTH
 from geartrain.nn.operands import Operands
-from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
+from geartrain.nn.ragged.calls import RaggedCall, RaggedKept, call_of_inside, call_of_memory
 from geartrain.nn.ragged.cut import RaggedCut
 from geartrain.nn.ragged.derivation import MOST_SEEN, derive_inside, derive_memory
 from geartrain.nn.ragged.listed import inputs_of, listed
-from geartrain.nn.ragged.program import RaggedCall, RaggedKept, RaggedProgram
+from geartrain.nn.ragged.program import RaggedProgram
 from geartrain.nn.registry import kind_of
 from geartrain.nn.structure import Structure
 from geartrain.nodes.call import as_payload, differentiate, run_module

@@ -17,8 +17,9 @@ from torch import fx
 
 from geartrain.native.ragged import Way
 from geartrain.nn.places import Refused
-from geartrain.nn.ragged.base import SAME, AbstractLowering
+from geartrain.nn.ragged.base import AbstractLowering
 from geartrain.nn.ragged.front import TURNS, order_of
+from geartrain.nn.ragged.traced import SAME
 from geartrain.nn.ragged.values import NO_ROWS, ChosenMatrices, OuterProducts, RaggedValue
 
 aten = torch.ops.aten

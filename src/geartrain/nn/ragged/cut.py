@@ -41,6 +41,7 @@ from geartrain.nn.ragged.values import (
     RaggedValue,
 )
 from geartrain.nn.steps import MOST_WEIGHTS
+from geartrain.nn.unsearched import Unsearched
 
 aten = torch.ops.aten
 How: TypeAlias = Literal["product", "sum", "sum of axes", "rows", "products"]
@@ -419,7 +420,7 @@ class Cutter:
         for term in terms:
             if term.index is not None:
                 found[term.index] = None
-        graph, made = fx.Graph(), {}
+        graph, made = Unsearched(), {}
         for x in self._low.inputs:
             made[x] = graph.placeholder(x.name)
         needed = needed_by(found, {*made, *self._low.operands})

@@ -24,12 +24,12 @@ from geartrain.nn.derivation import compare, learns, own_copy, sample
 from geartrain.nn.joint import trace
 from geartrain.nn.operands import Operands
 from geartrain.nn.places import Refused
-from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
+from geartrain.nn.ragged.calls import RaggedCall, call_of_inside, call_of_memory
 from geartrain.nn.ragged.chance import Settled
 from geartrain.nn.ragged.cut import Cutter, RaggedCut
 from geartrain.nn.ragged.lengths import segment_of
 from geartrain.nn.ragged.lower import Lowering
-from geartrain.nn.ragged.program import RaggedCall, RaggedProgram
+from geartrain.nn.ragged.program import RaggedProgram
 from geartrain.nn.ragged.unpacked import Unpacked
 from geartrain.nn.ragged.values import TraceCounts
 from geartrain.nn.record import LooksAtValues, Trace

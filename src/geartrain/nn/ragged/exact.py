@@ -20,8 +20,9 @@ from torch import fx
 from geartrain.nn.entries import TRUTHS
 from geartrain.nn.integers import COMPARED
 from geartrain.nn.places import Refused
-from geartrain.nn.ragged.base import SAME, AbstractLowering
+from geartrain.nn.ragged.base import AbstractLowering
 from geartrain.nn.ragged.integers import COUNTS
+from geartrain.nn.ragged.traced import SAME
 from geartrain.nn.ragged.values import Constant, CountedRows, RaggedValue
 
 aten = torch.ops.aten

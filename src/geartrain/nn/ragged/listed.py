@@ -20,9 +20,10 @@ from geartrain.native.calls import (
     SeveralRoutine,
     available,
 )
+from geartrain.nn.ragged.calls import RaggedFound
 from geartrain.nn.ragged.cut import RaggedCut, Tensors
 from geartrain.nn.ragged.lengths import segment_of
-from geartrain.nn.ragged.program import RaggedFound, RaggedPlan, RaggedProgram
+from geartrain.nn.ragged.program import RaggedPlan, RaggedProgram
 from geartrain.nn.ragged.values import BUNDLES, MEMBERS, Buffer
 from geartrain.nodes.gradient import GradientSum
 

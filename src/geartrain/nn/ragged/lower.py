@@ -21,7 +21,7 @@ from geartrain.native.fused import Op
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.along import ALONG, goes_beyond, is_of_first
 from geartrain.nn.ragged.apart import APART, arithmetic
-from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, Known, numbers_of
+from geartrain.nn.ragged.base import AbstractLowering, Convert
 from geartrain.nn.ragged.chance import CHANCE
 from geartrain.nn.ragged.chosen import is_of_chosen
 from geartrain.nn.ragged.exact import check_exact, is_compared_exactly
@@ -32,12 +32,14 @@ from geartrain.nn.ragged.numbered import NUMBERED_ROWS
 from geartrain.nn.ragged.others import OTHERS, among_all
 from geartrain.nn.ragged.over import OVER, sums_rows
 from geartrain.nn.ragged.pairs import PAIRED_ROWS, fit_pairs, of_places
+from geartrain.nn.ragged.traced import SAME, numbers_of
 from geartrain.nn.ragged.values import (
     MEMBERS,
     NO_ROWS,
     Axes,
     Constant,
     CountedRows,
+    Known,
     RaggedValue,
 )
 from geartrain.nn.ragged.views import VIEWS

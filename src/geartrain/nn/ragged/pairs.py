@@ -18,7 +18,8 @@ from torch import fx
 from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
 from geartrain.nn.places import Refused
-from geartrain.nn.ragged.base import AbstractLowering, Convert, same_numbers
+from geartrain.nn.ragged.base import AbstractLowering, Convert
+from geartrain.nn.ragged.traced import same_numbers
 from geartrain.nn.ragged.values import (
     BUNDLES,
     MEMBERS,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast, final
 
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import ProtocolError
-from geartrain.frames.message import Gradient, IntArray, Payload
+from geartrain.frames.message import Gradient, Payload
 from geartrain.native import pool
 from geartrain.native.fused import packed
 from geartrain.native.ragged import RowsToLearn
 from geartrain.native.steady import firing
 from geartrain.nn.operands import Operands
+from geartrain.nn.ragged.calls import RaggedCall, RaggedFound, RaggedKept, address_of
 from geartrain.nn.ragged.cut import RaggedCut, RaggedTerm, Tensors
 from geartrain.nn.ragged.routine import RaggedRoutine
 from geartrain.nn.ragged.values import HELD, MEMBERS, Buffer
@@ -27,83 +28,6 @@ from geartrain.nodes.products import matrix
 
 MOST_LATER: Final = 128
 """Of so many rows products are made at once, and not with those of other calls."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class RaggedCall:
-    """What a call is given.
-
-    Args:
-        sizes: Bundles, their members, edges, rows of a memory, pairs of members.
-        inputs: By number; None: a tensor of a memory, or a mask.
-        ends: int64 ``(bundles + 1,)``, where bundles begin and end.
-        cells: int64 ``(members,)``, where they lie in a memory, or None.
-        held: By input, the memory's tensors.
-        counted: Kind of the rows that updates are told for, and the owner of each row of another
-            kind among them, by kind.
-        seeds: int64, of each member, from which follows what is drawn; None: they are drawn.
-    """
-
-    sizes: tuple[int, int, int, int, int]
-    inputs: Sequence[Tensor | None]
-    ends: IntArray
-    cells: IntArray | None
-    held: dict[int, Tensor]
-    counted: tuple[int, Callable[[int], IntArray]]
-    seeds: Tensor | None = None
-
-    def numbers_at(self, role: str) -> int:
-        """Where the ends of bundles, cells of a memory or seeds lie; 0: there are none."""
-        if role == "seeds":
-            return 0 if self.seeds is None else _address(self.seeds, self.sizes[MEMBERS], [])
-        found = self.ends if role == "ends" else self.cells
-        return 0 if found is None else found.ctypes.data
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class RaggedKept:
-    """What a call has left for its way back.
-
-    Args:
-        call: It.
-        ints, floats: Row numbers that were counted, and the same as floats.
-        residuals: Side by side.
-        places: Where each of them begins.
-    """
-
-    call: RaggedCall
-    ints: tuple[Tensor, ...]
-    floats: dict[int, Tensor]
-    residuals: Tensor
-    places: list[int]
-
-    def as_floats(self, k: int, dtype: torch.dtype) -> Tensor:
-        """Row numbers k as floats."""
-        if k not in self.floats:
-            self.floats[k] = self.ints[k].to(dtype).contiguous()
-        return self.floats[k]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class RaggedFound:
-    """What the way back of some calls has found for the weights.
-
-    Args:
-        tensor: Gives it.
-        ints: Row numbers that were counted.
-        sizes: How many rows of each kind there are.
-        counted: Kind of the rows that updates are told for.
-        owners: The owner of each row of another kind among those, by kind.
-    """
-
-    tensor: Callable[[Tensors], Tensor]
-    ints: Sequence[Tensor]
-    sizes: Sequence[int]
-    counted: int
-    owners: Callable[[int], IntArray]
 
 
 @final
@@ -328,14 +252,14 @@ class RaggedProgram:
             x = inputs[k] if k < len(inputs) else dys[k - len(inputs)]
             if x is None or x.dtype is not dtype:
                 raise ProtocolError(f"rows of {dtype} were expected")
-            addresses[slot] = _address(x, sizes[kind] * entries, copies)
+            addresses[slot] = address_of(x, sizes[kind] * entries, copies)
         for slot, k, kind, entries in plan.ints:
-            addresses[slot] = _address(kept.ints[k], sizes[kind] * entries, copies)
+            addresses[slot] = address_of(kept.ints[k], sizes[kind] * entries, copies)
         for slot, k in plan.floats:
             addresses[slot] = kept.as_floats(k, dtype).data_ptr()
         for slot, k, adds in plan.held:
             x = call.held[k] if not adds or sums is None else sums[k]
-            addresses[slot] = _address(x, x.numel(), copies)
+            addresses[slot] = address_of(x, x.numel(), copies)
         for slot, role in plan.numbers:
             addresses[slot] = call.numbers_at(role)
         plan.routine.steps.run(sizes, addresses, learnt)
@@ -506,20 +430,6 @@ class RaggedProgram:
             into.add_rows(parameter, ids, rows)
         else:
             into.add_at(parameter, ids, rows)
-
-
-def _address(x: Tensor, n: int, copies: list[Tensor]) -> int:
-    """Where n numbers lie side by side, if need be those of a copy.
-
-    Raises:
-        ProtocolError: There are not so many.
-    """
-    if x.numel() != n:
-        raise ProtocolError(f"{tuple(x.shape)} came where {n} numbers were expected")
-    if not x.is_contiguous():
-        x = x.contiguous()
-        copies.append(x)
-    return x.data_ptr()
 
 
 def _shape(t: Tensors) -> tuple[int, int, tuple[int, ...]]:

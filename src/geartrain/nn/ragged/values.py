@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 from torch import fx
 
@@ -436,3 +436,19 @@ class WayOfSteps:
     """What members have, for the pairs in which they are the first, or the second."""
     turned: dict[Buffer, RaggedValue] = field(default_factory=dict)
     """By numbers of pairs, the same with the members of each the other way round."""
+
+
+Known: TypeAlias = (
+    RaggedValue
+    | Constant
+    | HeldValue
+    | CountedRows
+    | NamedMembers
+    | MostOf
+    | InFront
+    | Beyond
+    | Backwards
+    | list[Any]
+    | None
+)
+"""What is known of a node."""

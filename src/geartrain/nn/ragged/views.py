@@ -13,7 +13,7 @@ from torch import fx
 
 from geartrain.native.fused import Op
 from geartrain.nn.places import Refused
-from geartrain.nn.ragged.base import SAME, AbstractLowering, Convert, same_numbers
+from geartrain.nn.ragged.base import AbstractLowering, Convert
 from geartrain.nn.ragged.front import (
     TURNS,
     beside_in_front,
@@ -23,6 +23,7 @@ from geartrain.nn.ragged.front import (
     selected_back,
 )
 from geartrain.nn.ragged.pairs import turned
+from geartrain.nn.ragged.traced import SAME, same_numbers
 from geartrain.nn.ragged.values import (
     MEMBERS,
     NO_ROWS,

@@ -26,6 +26,7 @@ from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel, gathered, kernel_of
 from geartrain.nodes.products import affine, times
 from geartrain.whole.list.loader import lists_backward, lists_forward, require_tokens
+from geartrain.whole.wanted import add_wanted
 
 
 @final
@@ -204,7 +205,7 @@ class _Tokens(_AbstractDrive):
         cell, weight = self._cell, self._cell.input_weight
         embedding = cell.embedding.weight
         if weight is None:
-            _add(cell.bias, d.sum(0), into)
+            add_wanted(cell.bias, d.sum(0), into, given=True)
         else:
             x = embedding.detach() if table is not None else self._looked_up(read)
             learns = embedding.requires_grad
@@ -212,18 +213,18 @@ class _Tokens(_AbstractDrive):
             if found is None:
                 found = times(d, weight) if learns else None, d.t() @ x, d.sum(0)
             d_read, d_weight, d_bias = found
-            _add(weight, d_weight, into)
-            _add(cell.bias, d_bias, into)
+            add_wanted(weight, d_weight, into, given=True)
+            add_wanted(cell.bias, d_bias, into, given=True)
             if d_read is None:
                 return
             d = d_read
         if table is None:
             self._embedding.backward((d,), (read,), None, into)
         else:
-            _add(embedding, d, into)
+            add_wanted(embedding, d, into, given=True)
 
     def learn(self, d_weight: Tensor, into: GradientSum) -> None:
-        _add(self._cell.weight, d_weight, into)
+        add_wanted(self._cell.weight, d_weight, into, given=True)
 
     def _looked_up(self, read: Tensor) -> Tensor:
         require_tokens(read, self._cell.embedding.num_embeddings)
@@ -250,12 +251,12 @@ class _Features(_AbstractDrive):
         if cell.weight_ih.requires_grad:
             into.add_product(cast(nn.Parameter, cell.weight_ih), d, read)
         if cell.bias:
-            _add(cell.bias_ih, d.sum(0), into)
-            _add(cell.bias_hh, d.sum(0), into)
+            add_wanted(cell.bias_ih, d.sum(0), into, given=True)
+            add_wanted(cell.bias_hh, d.sum(0), into, given=True)
         return times(d, cell.weight_ih) if wanted else None
 
     def learn(self, d_weight: Tensor, into: GradientSum) -> None:
-        _add(self._cell.weight_hh, d_weight, into)
+        add_wanted(self._cell.weight_hh, d_weight, into, given=True)
 
 
 @final
@@ -373,12 +374,6 @@ def _longest_first(lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Lists by length, and the first row of each in that order."""
     order = lengths.argsort(descending=True, stable=True)
     return order, (lengths.cumsum(0) - lengths)[order]
-
-
-def _add(parameter: Tensor, gradient: Tensor, into: GradientSum) -> None:
-    if parameter.requires_grad:
-        assert isinstance(parameter, nn.Parameter)
-        into.add(parameter, gradient, given=True)
 
 
 __all__ = ["WholeList"]
