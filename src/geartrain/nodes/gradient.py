@@ -482,6 +482,18 @@ class GradientSum:
         finally:
             self._updates = updates
 
+    @property
+    def holds(self) -> bool:
+        """Whether it may have what was added and has not been taken."""
+        waits = self._later or self._apart or self._ahead or self._looked_up or self._computed
+        return bool(waits) or any(slot.holds for slot in self._slots.values())
+
+    def sort_apart(self) -> None:
+        """Add to the sums of their updates all that waits for it."""
+        with Unrecorded():
+            self.settle()
+            self._sort_apart()
+
     def _sort_apart(self) -> None:
         """Add rows that were put apart to the sums of their updates."""
         if self._apart:

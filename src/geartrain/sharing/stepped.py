@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -116,6 +116,7 @@ class SteppedShare(AbstractAhead, PublishedShare):
         self._ahead = UpdatesAhead(self._local, self._count)
         self._rests = False
         self._unseen = False  # whether it has stepped since it looked
+        self._back = _Back(self)
         tables = {id(x) for x in _tables(part)}
         for table in _tables(part):
             guard_table(table, lock)
@@ -128,6 +129,17 @@ class SteppedShare(AbstractAhead, PublishedShare):
         if not self.owns:  # what was left before this pass is with the owner
             part.abandon()
             part.counting.staleness.clear()
+        self._left = part.gradient.holds  # whether the part has gradients of before
+
+    @property
+    def guard_back(self) -> _Back:
+        return self._back
+
+    def enter_back(self) -> None:
+        """Before a firing that goes back: its rows saw older weights than these anyway, so those of
+        others are not copied for it."""
+        if self._unseen:
+            self.__enter__()
 
     def __enter__(self) -> None:
         if self._board[0] != self.version and self._lock.acquire(blocking=self._unseen):
@@ -195,6 +207,21 @@ class SteppedShare(AbstractAhead, PublishedShare):
     def _settles(self) -> bool:
         return self.owns or not self._rests
 
+    def _settle_own(self, versions: IntArray, lengths: IntArray, instances: int) -> None:
+        part, mine = self._part, self._part.gradient
+        if self._left:
+            super()._settle_own(versions, lengths, instances)
+            return
+        # The step takes them from where they were added: no second buffer is filled.
+        self.gradient.sort_apart()
+        part.gradient = self.gradient
+        try:
+            self._settle((), versions, lengths, instances)
+        finally:
+            part.gradient = mine
+        if self._left:
+            mine.absorb(self.gradient)
+
     def _settle(
         self, tensors: Tensors, versions: IntArray, lengths: IntArray, instances: int
     ) -> None:
@@ -214,7 +241,8 @@ class SteppedShare(AbstractAhead, PublishedShare):
             self._lay(self._own)
         # Several steps may come one after the other: what they have made is copied once.
         self.version, now = seen, self._part.version
-        self._unseen |= now != self._board[0]
+        self._left = now == self._board[0]
+        self._unseen |= not self._left
         self._board[0] = now
 
     def _lay(self, tensors: Sequence[Tensor]) -> None:
@@ -226,3 +254,21 @@ class SteppedShare(AbstractAhead, PublishedShare):
         """The pass is over: the part is what all have."""
         self._lay(self._common)
         self._part.version = int(self._board[0])
+
+
+@final
+class _Back:
+    """What firings that go back enter.
+
+    Args:
+        share: The part as their worker has it.
+    """
+
+    def __init__(self, share: SteppedShare) -> None:
+        self._share = share
+
+    def __enter__(self) -> None:
+        self._share.enter_back()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None:
+        self._share.__exit__(kind, error, trace)
