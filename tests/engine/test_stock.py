@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
+import torch
 
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.stock import Lot, PartialStock, Stock, waits_for
@@ -86,6 +88,23 @@ def test_rows_of_a_split_lot_go_with_their_instances_in_whatever_order_they_are(
     assert isinstance(now.batch, Forward) and isinstance(later.batch, Forward)
     assert now.batch.state.tolist() == [[3, 1, 3], [0, 1, 2]]
     assert later.batch.state.tolist() == [[2], [3]] and later.batch.origin.tolist() == [3]
+
+
+@pytest.mark.parametrize("opened", [[1, 1, 1, 2], [1, 0, 1, 2]], ids=["all", "not all"])
+def test_a_lot_with_a_row_for_each_instance_is_cut(opened: list[int]) -> None:
+    slots = np.array([4, 2, 7, 5])
+    rows = Forward((torch.arange(9),), slots[None], slots, np.array([2, 1, 3, 3]))
+    whole = Lot(slots, np.array(opened), 0, [Delivery(7, 0, rows)])
+    many = 2 if all(opened) else 3  # one has finished as it was admitted
+    first, others = whole.split(2)
+    assert first.slots.tolist() == slots[:many].tolist() and len(first) == 2
+    (now,), (later,) = first.deliveries, others.deliveries
+    assert now.batch.origin.tolist() == slots[:many].tolist()
+    assert later.batch.origin.tolist() == slots[many:].tolist()
+    assert isinstance(now.batch, Forward) and isinstance(later.batch, Forward)
+    cut = [2 + 1, 2 + 1 + 3][many - 2]
+    assert now.batch.payload[0].tolist() == [*range(cut)]
+    assert later.batch.payload[0].tolist() == [*range(cut, 9)]
 
 
 def test_where_many_may_be_in_flight_room_for_a_sixteenth_is_awaited() -> None:
