@@ -136,7 +136,7 @@ def test_slots_beyond_those_that_were_there_make_room() -> None:
 
 def test_the_controller_is_told_when_it_may_send_another_lot_and_not_sooner() -> None:
     here = stock(limit=4)  # a lot is half of them
-    for slots in ([0, 1], [2, 3]):
+    for slots in ([0, 1], [2, 3], [4, 5]):
         here.put(lot(slots))
     here.begin()
     assert not here.has_room
@@ -153,16 +153,34 @@ def test_the_controller_is_told_when_it_may_send_another_lot_and_not_sooner() ->
 def test_where_lots_are_larger_than_half_of_those_in_flight_it_is_told_of_one_of_these() -> None:
     here = stock(limit=4)
     here.put(lot(range(6)))
+    here.put(lot(range(6, 12)))
     assert begun(here) == [[0, 1, 2, 3]]
     here.settle(answered(0, 1, 2))
-    assert begun(here) == [[4, 5]]
+    assert begun(here) == [[4, 5], [6]]
     here.settle(answered(3, 4))
     assert not here.has_room
     here.settle(answered(5))
     assert here.has_room
-    here.put(lot([6]))  # the last of the data
-    here.told()
+
+
+def test_who_has_begun_its_last_lot_tells_of_the_next_that_finish_and_once() -> None:
+    """So that another lot comes while there are some in flight."""
+    here = stock(limit=4)
+    here.put(lot(range(6)))
     here.begin()
+    here.settle(answered(0, 1, 2))
+    assert not here.has_room  # three of six, and more are waiting
+    here.told()
+    assert begun(here) == [[4, 5]] and not here.has_room
+    here.settle(answered(3))
+    assert here.has_room
+    here.told()
+    here.settle(answered(4))
+    assert begun(here) == [] and not here.has_room
+    here.put(lot([6]))  # the last of the data
+    assert begun(here) == [[6]] and here.has_room
+    here.told()
+    here.settle(answered(5))
     assert not here.has_room
 
 

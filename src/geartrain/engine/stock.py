@@ -119,6 +119,7 @@ class AbstractStock(ABC):
         self._untold = 0  # finished here, and the controller has not been told
         self._lots: list[Lot] = []
         self._lot = 1  # instances of the last one
+        self._emptied = False  # since the controller was told: the last lot has been begun
         self._open = np.zeros(64, np.int64)  # answers that are waited for, by slot
         self.active = 0
 
@@ -149,7 +150,7 @@ class AbstractStock(ABC):
 
     def told(self) -> None:
         """The controller is being told of all that have finished."""
-        self._untold = 0
+        self._untold, self._emptied = 0, False
 
     def put(self, lot: Lot) -> None:
         """A lot has come."""
@@ -168,6 +169,7 @@ class AbstractStock(ABC):
                     break
                 self._lots[0:1] = self._lots[0].split(room)
             found += self._begin(self._lots.pop(0))
+            self._emptied = not self._lots
         return found
 
     def _begin(self, lot: Lot) -> Sequence[Delivery]:
@@ -224,8 +226,10 @@ class Stock(AbstractStock):
 
     @property
     def has_room(self) -> bool:
+        # A lot that came when there was none lasts until it has finished: the next is to come while
+        # what is in flight is left to do.
         lot = max(self._lot, lot_of(self._limit(self.trained)))
-        return self._untold >= lot
+        return self._untold >= (1 if self._emptied else lot)
 
     def settle(self, out: Outbox) -> Finished | None:
         slots = self._settled(out)

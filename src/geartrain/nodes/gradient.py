@@ -112,7 +112,8 @@ class GradientSum:
         self._ahead: list[GradientSum] = []
         self._looked_up = LookedUpSums()
         self._computed: dict[Hashable, _Computed] = {}
-        self._squares: float | None = None  # of all entries, as long as nothing is added
+        # Of all entries, where that is known, as long as nothing is added to what is multiplied.
+        self._squares: tuple[float | None] | None = None
 
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
         return parameter in self._slots
@@ -561,7 +562,7 @@ class GradientSum:
     def multiplied(self) -> Iterator[None]:
         """What waits is multiplied and added up, and nothing is added meanwhile: a ``take`` has
         nothing to do but to hand over."""
-        self._squares = self.multiply()
+        self._squares = (self.multiply(),)
         try:
             yield
         finally:
@@ -574,8 +575,10 @@ class GradientSum:
             slots = [each for slot in self._slots.values() for each in (*slot.parts.values(), slot)]
             squares = None if operations.listening else summed(slots)
             for each in slots:
-                self._multiply_waiting(each)
-                each.add_up_waiting()
+                if each.products:
+                    self._multiply_waiting(each)
+                if each.sums:
+                    each.add_up_waiting()
         return squares
 
     def take(self, parameter: torch.nn.Parameter) -> Tensor | None:
@@ -597,9 +600,11 @@ class GradientSum:
         self, parameters: Sequence[torch.nn.Parameter]
     ) -> tuple[list[Tensor | None], float | None]:
         slots = self._ready(parameters)
-        squares, self._squares = self._squares, None
-        if squares is None or len(slots) != len(self._slots):
+        known, self._squares = self._squares, None
+        if known is None:
             squares = None if operations.listening else summed(slots)
+        else:
+            squares = known[0] if len(slots) == len(self._slots) else None
         return self._taken(), squares
 
     def _ready(self, parameters: Sequence[torch.nn.Parameter]) -> Sequence[Slot]:
