@@ -572,7 +572,9 @@ class GradientSum:
         """Multiply and add up what waits; the sum of the squares of all entries, if it is known."""
         with Unrecorded():
             self.settle()
-            slots = [each for slot in self._slots.values() for each in (*slot.parts.values(), slot)]
+            slots = [*self._slots.values()]
+            if any(slot.parts for slot in slots):
+                slots = [each for slot in slots for each in (*slot.parts.values(), slot)]
             squares = None if operations.listening else summed(slots)
             for each in slots:
                 if each.products:
