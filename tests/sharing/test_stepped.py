@@ -290,10 +290,14 @@ def test_gradients_of_updates_that_are_put_apart_are_limited_by_the_norm_of_thei
     both = linear(update_every=Instances(2), clip=Clip(norm=1.0), once=True)
     share = both.shares[0]
     with share:
-        updates = share.updates_of(np.arange(4))
-        gradients(share, [0.25, 0.5, 4.0, 8.0], updates)
+        gradients(share, [0.25], None)
+        share.answered(1, 1)
+    with share:
+        updates = share.updates_of(np.arange(3))
+        assert updates is not None and updates.tolist() == [0, 1, 1]
+        gradients(share, [4.0, 0.25, 0.5], updates)
         share.answered_for(updates, None)
-    assert float(both.common[0]) == pytest.approx(-0.75)
+    assert float(both.common[0]) == pytest.approx(-1.0)
     assert share.next_update() and float(both.common[0]) == pytest.approx(-1.75)
 
 
