@@ -6,10 +6,11 @@
     firing begins ─► another version there? ─► lock ─► copies the weights, if nobody steps just now
 
 A firing computes with a copy of the worker's own, so nobody sees half of a step and nobody waits
-for weights, but for those that it has stepped itself. Steps come one after the other, and what an
-update costs is a lock and a copy: neither gradients nor weights travel. Of tables whose gradients
-are rows there is no copy; rows are read under the lock. What is left of updates at the end of a
-pass goes to the part's owner by letter.
+for weights, but for those that it has stepped itself. One that goes back copies none but for these.
+An update is stepped with the gradient where it was added. Steps come one after the other, and what
+an update costs is a lock and a copy: neither gradients nor weights travel. Of tables whose
+gradients are rows there is no copy; rows are read under the lock. What is left of updates at the
+end of a pass goes to the part's owner by letter.
 
 The weights and all that their optimiser remembers have to lie in common memory, so a part is
 stepped so if a step is known to read and write nothing else.
