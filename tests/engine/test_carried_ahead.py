@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,6 +17,7 @@ from geartrain.engine.parts import make_parts
 from geartrain.engine.router import Delivery
 from geartrain.engine.settings import Settings
 from geartrain.engine.worker import Firing
+from geartrain.parts.part import PartState
 from geartrain.runtime.base import Feeder
 
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -102,3 +105,20 @@ def test_firings_know_the_bytes_that_they_have_taken() -> None:
     some = delivery.batch.take(np.array([0, 2, 5]))
     worker.deliver(Delivery(delivery.node, delivery.port, some))
     assert worker.fire().nbytes == 3 * 4 * 4
+
+
+def test_a_firing_enters_the_guard_of_its_way(monkeypatch) -> None:
+    entered: list[str] = []
+
+    def noting(way: str) -> Any:
+        @contextmanager
+        def guard(self: PartState) -> Iterator[None]:
+            entered.append(f"{self.name} {way}")
+            yield
+
+        return property(guard, lambda self, given: None)
+
+    monkeypatch.setattr(PartState, "guard", noting("on"), raising=False)
+    monkeypatch.setattr(PartState, "guard_back", noting("back"))
+    passed(ahead=False)
+    assert entered == ["low on", "high on", "low back"]  # a loss inside goes both ways at once

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
+import torch
 
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.stock import Lot, PartialStock, Stock, waits_for
@@ -88,6 +90,23 @@ def test_rows_of_a_split_lot_go_with_their_instances_in_whatever_order_they_are(
     assert later.batch.state.tolist() == [[2], [3]] and later.batch.origin.tolist() == [3]
 
 
+@pytest.mark.parametrize("opened", [[1, 1, 1, 2], [1, 0, 1, 2]], ids=["all", "not all"])
+def test_a_lot_with_a_row_for_each_instance_is_cut(opened: list[int]) -> None:
+    slots = np.array([4, 2, 7, 5])
+    rows = Forward((torch.arange(9),), slots[None], slots, np.array([2, 1, 3, 3]))
+    whole = Lot(slots, np.array(opened), 0, [Delivery(7, 0, rows)])
+    many = 2 if all(opened) else 3  # one has finished as it was admitted
+    first, others = whole.split(2)
+    assert first.slots.tolist() == slots[:many].tolist() and len(first) == 2
+    (now,), (later,) = first.deliveries, others.deliveries
+    assert now.batch.origin.tolist() == slots[:many].tolist()
+    assert later.batch.origin.tolist() == slots[many:].tolist()
+    assert isinstance(now.batch, Forward) and isinstance(later.batch, Forward)
+    cut = [2 + 1, 2 + 1 + 3][many - 2]
+    assert now.batch.payload[0].tolist() == [*range(cut)]
+    assert later.batch.payload[0].tolist() == [*range(cut, 9)]
+
+
 def test_where_many_may_be_in_flight_room_for_a_sixteenth_is_awaited() -> None:
     here = stock(32)
     here.put(lot(range(40)))
@@ -117,7 +136,7 @@ def test_slots_beyond_those_that_were_there_make_room() -> None:
 
 def test_the_controller_is_told_when_it_may_send_another_lot_and_not_sooner() -> None:
     here = stock(limit=4)  # a lot is half of them
-    for slots in ([0, 1], [2, 3]):
+    for slots in ([0, 1], [2, 3], [4, 5]):
         here.put(lot(slots))
     here.begin()
     assert not here.has_room
@@ -134,16 +153,34 @@ def test_the_controller_is_told_when_it_may_send_another_lot_and_not_sooner() ->
 def test_where_lots_are_larger_than_half_of_those_in_flight_it_is_told_of_one_of_these() -> None:
     here = stock(limit=4)
     here.put(lot(range(6)))
+    here.put(lot(range(6, 12)))
     assert begun(here) == [[0, 1, 2, 3]]
     here.settle(answered(0, 1, 2))
-    assert begun(here) == [[4, 5]]
+    assert begun(here) == [[4, 5], [6]]
     here.settle(answered(3, 4))
     assert not here.has_room
     here.settle(answered(5))
     assert here.has_room
-    here.put(lot([6]))  # the last of the data
-    here.told()
+
+
+def test_who_has_begun_its_last_lot_tells_of_the_next_that_finish_and_once() -> None:
+    """So that another lot comes while there are some in flight."""
+    here = stock(limit=4)
+    here.put(lot(range(6)))
     here.begin()
+    here.settle(answered(0, 1, 2))
+    assert not here.has_room  # three of six, and more are waiting
+    here.told()
+    assert begun(here) == [[4, 5]] and not here.has_room
+    here.settle(answered(3))
+    assert here.has_room
+    here.told()
+    here.settle(answered(4))
+    assert begun(here) == [] and not here.has_room
+    here.put(lot([6]))  # the last of the data
+    assert begun(here) == [[6]] and here.has_room
+    here.told()
+    here.settle(answered(5))
     assert not here.has_room
 
 

@@ -71,6 +71,38 @@ def test_the_first_instances_wait_for_few_others(together, blocks, monkeypatch):
     assert packed == blocks
 
 
+def test_what_is_made_ready_before_a_pass_is_fed_like_any_other(monkeypatch):
+    found: list[int] = []
+    pack = Packer.pack
+
+    def counting(self: Packer, instances: list[Instance]) -> Packed:
+        found.append(len(instances))
+        return pack(self, instances)
+
+    monkeypatch.setattr(Packer, "pack", counting)
+    feeder, ready = Feeder(InOrder(rows(), range(N))), engine()
+    feeder.look_ahead(ready)
+    feeder.look_ahead(ready)
+    assert found == [50] and feeder.taken == 0 and feeder.left == N
+    assert fed(feeder, ready) == list(range(N))
+    assert found == [50, 200, 50]
+
+
+@pytest.mark.parametrize("kind", [list, iter])
+def test_nothing_is_made_ready_where_nothing_is_to_come_or_nobody_may_look(kind):
+    feeder = Feeder(InOrder(rows(), []) if kind is list else iter(rows()))
+    feeder.look_ahead(engine())
+    assert feeder.taken == 0
+
+
+def test_what_is_wrong_with_what_is_made_ready_is_told_at_its_place():
+    feeder = Feeder(InOrder(rows(bad=30), range(N)))
+    ready = engine(20)
+    feeder.look_ahead(ready)
+    with pytest.raises(DataError, match="30"):
+        fed(feeder, ready)
+
+
 def test_what_is_left_of_a_list_is_known_and_of_what_is_none_it_is_not():
     ready = engine()
     feeder = Feeder(InOrder(rows(), range(N)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,15 @@ import torch
 import geartrain as gt
 from geartrain.engine.engine import Engine
 from geartrain.engine.settings import Settings
-from geartrain.runtime.base import AbstractRuntime
+from geartrain.frames.packed import Packed
+from geartrain.runtime.base import AbstractRuntime, PackedAhead
 from geartrain.runtime.processes import parent
+from geartrain.runtime.processes.handing import Handing
 from geartrain.runtime.processes.lots import worth_a_lot
+from geartrain.runtime.processes.messages import Kind
 from geartrain.sharing.assignment import Stocked, Together
+from geartrain.transport.link import Transport
+from geartrain.transport.record import Record
 from tests.rigs.pairs import pass_of_two
 from tests.rigs.passes import hosts, processes
 
@@ -90,3 +96,39 @@ def test_cores_are_counted_where_workers_share_a_machine(
     monkeypatch.setattr(parent, "worth_a_lot", worth)
     pass_of_two(400, 4, runtime)
     assert heard == {(2, told)}
+
+
+def test_the_first_instances_are_packed_as_workers_get_ready_and_each_has_its_lot_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And not when the packing of what others get is over."""
+    had: list[set[int]] = []  # who has a lot, as instances are taken
+    packed: list[str] = []
+    lots: set[int] = set()
+    send, take, pack = Transport._send, PackedAhead.take, PackedAhead._pack
+    over = Handing.over
+
+    def sending(self: Transport, to: int, record: Record, *given: Any) -> None:
+        if record.kind == Kind.LOT:
+            lots.add(to)
+        send(self, to, record, *given)
+
+    def taking(self: PackedAhead, *given: Any) -> Packed | None:
+        had.append({*lots})
+        return take(self, *given)
+
+    def packing(self: PackedAhead, *given: Any) -> Packed | None:
+        packed.append("packed")
+        return pack(self, *given)
+
+    def handed(self: Handing, *given: Any) -> None:
+        over(self, *given)
+        packed.append("handed over")
+
+    monkeypatch.setattr(Transport, "_send", sending)
+    monkeypatch.setattr(PackedAhead, "take", taking)
+    monkeypatch.setattr(PackedAhead, "_pack", packing)
+    monkeypatch.setattr(Handing, "over", handed)
+    pass_of_two(200, 4)
+    assert [len(some) for some in had[:3]] == [0, 1, 2]
+    assert packed[:2] == ["packed", "handed over"]

@@ -222,7 +222,7 @@ def test_torch_counts_a_copy_of_other_weights_as_a_change() -> None:
         assert p._version > before
 
 
-def test_what_a_step_writes_is_looked_at_once_though_sums_lie_in_two_places_by_turns(
+def test_a_step_takes_gradients_where_they_were_added_and_what_it_writes_is_looked_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[AdamStep] = []
@@ -233,14 +233,91 @@ def test_what_a_step_writes_is_looked_at_once_though_sums_lie_in_two_places_by_t
 
     monkeypatch.setattr("geartrain.parts.optimizers.AdamStep", make)
     both = linear(optimizer=partial(begun, lr=0.1))
-    weight, places = both.parts[0].parameters[0], set()
+    part, share = both.parts[0], both.shares[0]
+    mine, places = part.gradient, set()
     for _ in range(6):
         both.add(0)
-        buffer = both.parts[0].gradient._slots[weight].buffer
+        buffer = share.gradient._slots[part.parameters[0]].buffer
         assert buffer is not None
         places.add(buffer.data_ptr())
     assert both.board[0] == 6 and float(both.common[0]) == pytest.approx(-0.6)
-    assert len(places) == 2 and len(made) == 1
+    assert len(places) == 1 and len(made) == 1
+    assert part.gradient is mine and mine._slots[part.parameters[0]].buffer is None
+
+
+def test_what_is_handed_in_and_makes_no_update_waits_at_the_part_for_the_next_that_does() -> None:
+    both = linear(update_every=3)
+    part, share = both.parts[0], both.shares[0]
+    both.add(0)
+    share.rest()
+    assert [float(x) for x in part.pending_gradients().values()] == [1]
+    assert both.board[0] == 0 and not share.gradient.holds
+    for _ in range(3):
+        both.add(0)
+    # The part has four of which three make an update; the fourth counts for the next one.
+    assert both.board[0] == 1 and float(both.common[0]) == -4 and not part.gradient.holds
+    for _ in range(3):
+        both.add(0)
+    assert both.board[0] == 2 and float(both.common[0]) == -7
+
+
+def test_what_was_left_before_a_pass_is_stepped_with_what_the_owner_adds() -> None:
+    module = nn.Linear(1, 1, bias=False).double()
+    nn.init.zeros_(module.weight)
+    part = PartState("p", module, Rules(optimizer=SGD, update_every=2, average="none"))
+    (p,) = part.parameters
+    for rows in (False, True):
+        if rows:  # rows of a table, which no buffer has
+            part.gradient.add_rows(p, torch.zeros(1, dtype=torch.int64), torch.ones(1, 1).double())
+        else:
+            part.gradient.add(p, torch.ones(1, 1, dtype=torch.float64))
+        part.sent(1, 0)
+        part.received(1, np.zeros(1, np.int64))
+        state = PublishedState({"p": part}, 2)
+        state.in_common()
+        state.live_on(0, 2, in_common=True, lock=lambda number: Lock())
+        share = state.weights("p", ())[0]
+        assert isinstance(share, SteppedShare)
+        for _ in range(2):
+            with share:
+                share.answered(1, 1)
+                share.gradient.add(p, torch.ones(1, 1, dtype=torch.float64))
+        share.leave_pass()
+    assert part.version == 2 and p.item() == -6
+
+
+def test_gradients_of_updates_that_are_put_apart_are_limited_by_the_norm_of_their_own() -> None:
+    both = linear(update_every=Instances(2), clip=Clip(norm=1.0), once=True)
+    share = both.shares[0]
+    with share:
+        gradients(share, [0.25], None)
+        share.answered(1, 1)
+    with share:
+        updates = share.updates_of(np.arange(3))
+        assert updates is not None and updates.tolist() == [0, 1, 1]
+        gradients(share, [4.0, 0.25, 0.5], updates)
+        share.answered_for(updates, None)
+    assert float(both.common[0]) == pytest.approx(-1.0)
+    assert share.next_update() and float(both.common[0]) == pytest.approx(-1.75)
+
+
+def test_what_goes_back_has_the_steps_of_its_own_worker_and_copies_none_of_others() -> None:
+    both = linear()
+    share = both.shares[0]
+    both.add(1)
+    taken = both.lock.taken
+    with share.guard_back:
+        assert both.sees(0) == [0] and share.version == 0
+    assert both.lock.taken == taken
+    with share.guard_back:
+        gradients(share, [1.0], None)
+        share.answered(1, 1)
+    assert both.board[0] == 2  # what one adds on its way back is handed in as it ends
+    with share.guard_back:
+        assert both.sees(0) == [-2] and share.version == 2
+    both.add(1)
+    with share.guard:
+        assert both.sees(0) == [-3]
 
 
 def test_while_a_worker_has_the_lock_it_hands_over_what_has_been_looked_at(monkeypatch) -> None:
@@ -416,6 +493,7 @@ def test_a_step_that_is_refused_leaves_the_lock_and_the_weights() -> None:
     with pytest.raises(NonFiniteError, match="part 'p'"):
         both.add(1, value=float("nan"))
     assert not both.lock.held and both.board[0] == 0 and float(both.common[0]) == 0
+    assert both.parts[1].gradient is not both.shares[1].gradient
     both.shares[1].leave_pass()
     both.add(0)
     with both.shares[0]:

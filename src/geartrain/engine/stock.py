@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.worker import Finished
@@ -54,18 +53,16 @@ class Lot:
 
     def split(self, n: int) -> tuple[Lot, Lot]:
         """The first of them, so that n have not finished, and the others."""
-        many = int(np.searchsorted(np.cumsum(self.open > 0), n, side="right"))
         slots, left = self.slots, self.open
-        here = np.zeros(int(slots.max()) + 1, np.bool_)
-        here[slots[:many]] = True
+        many = n
+        if not left.all():
+            many = int(np.searchsorted(np.cumsum(left > 0), n, side="right"))
         now: list[Delivery] = []
         later: list[Delivery] = []
         for delivery in self.deliveries:
             batch = delivery.batch
             assert isinstance(batch, Forward)  # rows that were fed
-            for some, rows in zip(
-                (now, later), _apart(batch, here[batch.state[INSTANCE]]), strict=True
-            ):
+            for some, rows in zip((now, later), self._apart(batch, many), strict=True):
                 if len(rows):
                     some.append(Delivery(delivery.node, delivery.port, rows))
         return (
@@ -73,13 +70,19 @@ class Lot:
             Lot(slots[many:], left[many:], self.elsewhere, later),
         )
 
-
-def _apart(batch: Forward, first: NDArray[np.bool_]) -> tuple[Forward, Forward]:
-    """The rows that are marked, and the others; cut where they come one after the other."""
-    n = int(np.count_nonzero(first))
-    if first[:n].all():
-        return batch.cut(n)
-    return batch.take(np.flatnonzero(first)), batch.take(np.flatnonzero(~first))
+    def _apart(self, batch: Forward, many: int) -> tuple[Forward, Forward]:
+        """The rows of the first so many instances, and the others; cut where they come one after
+        the other."""
+        slots, of = self.slots, batch.state[INSTANCE]
+        if of.size == slots.size and (of == slots).all():  # one of each
+            return batch.cut(many)
+        here = np.zeros(int(slots.max()) + 1, np.bool_)
+        here[slots[:many]] = True
+        first = here[of]
+        n = int(np.count_nonzero(first))
+        if first[:n].all():
+            return batch.cut(n)
+        return batch.take(np.flatnonzero(first)), batch.take(np.flatnonzero(~first))
 
 
 def waits_for(deliveries: Sequence[Delivery], slots: IntArray) -> IntArray:
@@ -116,6 +119,7 @@ class AbstractStock(ABC):
         self._untold = 0  # finished here, and the controller has not been told
         self._lots: list[Lot] = []
         self._lot = 1  # instances of the last one
+        self._emptied = False  # since the controller was told: the last lot has been begun
         self._open = np.zeros(64, np.int64)  # answers that are waited for, by slot
         self.active = 0
 
@@ -146,7 +150,7 @@ class AbstractStock(ABC):
 
     def told(self) -> None:
         """The controller is being told of all that have finished."""
-        self._untold = 0
+        self._untold, self._emptied = 0, False
 
     def put(self, lot: Lot) -> None:
         """A lot has come."""
@@ -165,6 +169,7 @@ class AbstractStock(ABC):
                     break
                 self._lots[0:1] = self._lots[0].split(room)
             found += self._begin(self._lots.pop(0))
+            self._emptied = not self._lots
         return found
 
     def _begin(self, lot: Lot) -> Sequence[Delivery]:
@@ -221,8 +226,10 @@ class Stock(AbstractStock):
 
     @property
     def has_room(self) -> bool:
+        # A lot that came when there was none lasts until it has finished: the next is to come while
+        # what is in flight is left to do.
         lot = max(self._lot, lot_of(self._limit(self.trained)))
-        return self._untold >= lot
+        return self._untold >= (1 if self._emptied else lot)
 
     def settle(self, out: Outbox) -> Finished | None:
         slots = self._settled(out)

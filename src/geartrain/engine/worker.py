@@ -9,9 +9,9 @@ Whoever calls carries the outbox on; see ``runtime``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import cast, final
+from typing import Any, cast, final
 
 import numpy as np
 
@@ -383,12 +383,12 @@ class WorkerState:
             if not names:
                 emission = self._compute(node, port, batches)
             elif len(names) == 1:
-                with self.parts[names[0]].guard:
+                with self._guard(names[0], port):
                     emission = self._compute(node, port, batches)
             else:
                 with ExitStack() as guards:
                     for name in sorted(names):  # in one order everywhere
-                        guards.enter_context(self.parts[name].guard)
+                        guards.enter_context(self._guard(name, port))
                     emission = self._compute(node, port, batches)
             self._router.emit(node.id, emission, out)
             if names and self._adds_gradients(node, port):
@@ -408,6 +408,11 @@ class WorkerState:
         for delivery in out.deliveries:
             self.deliver(delivery)
         out.deliveries.clear()
+
+    def _guard(self, name: str, port: int) -> AbstractContextManager[Any]:
+        """What a firing enters that computes with a part."""
+        part = self.parts[name]
+        return part.guard_back if port == BACKWARD else part.guard
 
     def _set_apart(self, firing: Firing) -> None:
         """Take deliveries for other workers out of the outbox."""

@@ -112,7 +112,8 @@ class GradientSum:
         self._ahead: list[GradientSum] = []
         self._looked_up = LookedUpSums()
         self._computed: dict[Hashable, _Computed] = {}
-        self._squares: float | None = None  # of all entries, as long as nothing is added
+        # Of all entries, where that is known, as long as nothing is added to what is multiplied.
+        self._squares: tuple[float | None] | None = None
 
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
         return parameter in self._slots
@@ -482,6 +483,18 @@ class GradientSum:
         finally:
             self._updates = updates
 
+    @property
+    def holds(self) -> bool:
+        """Whether it may have what was added and has not been taken."""
+        waits = self._later or self._apart or self._ahead or self._looked_up or self._computed
+        return bool(waits) or any(slot.holds for slot in self._slots.values())
+
+    def sort_apart(self) -> None:
+        """Add to the sums of their updates all that waits for it."""
+        with Unrecorded():
+            self.settle()
+            self._sort_apart()
+
     def _sort_apart(self) -> None:
         """Add rows that were put apart to the sums of their updates."""
         if self._apart:
@@ -549,7 +562,7 @@ class GradientSum:
     def multiplied(self) -> Iterator[None]:
         """What waits is multiplied and added up, and nothing is added meanwhile: a ``take`` has
         nothing to do but to hand over."""
-        self._squares = self.multiply()
+        self._squares = (self.multiply(),)
         try:
             yield
         finally:
@@ -559,11 +572,15 @@ class GradientSum:
         """Multiply and add up what waits; the sum of the squares of all entries, if it is known."""
         with Unrecorded():
             self.settle()
-            slots = [each for slot in self._slots.values() for each in (*slot.parts.values(), slot)]
+            slots = [*self._slots.values()]
+            if any(slot.parts for slot in slots):
+                slots = [each for slot in slots for each in (*slot.parts.values(), slot)]
             squares = None if operations.listening else summed(slots)
             for each in slots:
-                self._multiply_waiting(each)
-                each.add_up_waiting()
+                if each.products:
+                    self._multiply_waiting(each)
+                if each.sums:
+                    each.add_up_waiting()
         return squares
 
     def take(self, parameter: torch.nn.Parameter) -> Tensor | None:
@@ -585,9 +602,11 @@ class GradientSum:
         self, parameters: Sequence[torch.nn.Parameter]
     ) -> tuple[list[Tensor | None], float | None]:
         slots = self._ready(parameters)
-        squares, self._squares = self._squares, None
-        if squares is None or len(slots) != len(self._slots):
+        known, self._squares = self._squares, None
+        if known is None:
             squares = None if operations.listening else summed(slots)
+        else:
+            squares = known[0] if len(slots) == len(self._slots) else None
         return self._taken(), squares
 
     def _ready(self, parameters: Sequence[torch.nn.Parameter]) -> Sequence[Slot]:

@@ -52,6 +52,11 @@ class Slot:
         state = {name: getattr(self, name) for name in self.__slots__} | {"_place": None}
         return None, state | ({"buffer": None} if self.fresh else {})
 
+    @property
+    def holds(self) -> bool:
+        """Whether it may have what was added and has not been taken."""
+        return not self.fresh or bool(self.rows or self.products or self.sums or self.parts)
+
     def forget(self) -> None:
         """Nothing has been added."""
         self.rows, self.products, self.sums = [], [], []

@@ -53,6 +53,11 @@ class AbstractPart(AbstractWeights):
     reserves = False
 
     @property
+    def guard_back(self) -> AbstractContextManager[Any]:
+        """What one enters whose rows go back."""
+        return self.guard
+
+    @property
     @abstractmethod
     def lacking(self) -> int | None:
         """What one firing may add, in the unit of the trigger, 1 or more; None: any number."""

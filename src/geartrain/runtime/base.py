@@ -138,6 +138,10 @@ class AbstractFeeder(ABC):
         """Admit nothing more in this pass: another one follows, with what is left of the data."""
         self.exhausted = True
 
+    def look_ahead(self, engine: Engine) -> None:  # noqa: B027 - most have nothing to look at
+        """A pass is about to begin: make ready what may be admitted first, as nobody waits for it
+        now."""
+
     @abstractmethod
     def admit(self, engine: Engine) -> Outbox | None:
         """Admit as many as the controller wants; None when there is nothing to admit now.
@@ -181,6 +185,11 @@ class Feeder(AbstractFeeder):
     def begun(self) -> bool:
         """Whether instances were admitted that ``feed`` has not handed over: the data block."""
         return self._admitted > 0
+
+    def look_ahead(self, engine: Engine) -> None:
+        door = engine.controller
+        if self._block is not None and not (self.exhausted or door.one_by_one):
+            self._block.look_ahead(door.want() * door.copies, door.packer)
 
     def admit(self, engine: Engine) -> Outbox | None:
         return self.feed(engine.controller)
@@ -323,6 +332,11 @@ class PackedAhead:
     def left(self) -> int:
         """How many have not been taken."""
         return self._instances.left
+
+    def look_ahead(self, n: int, packer: Packer) -> None:
+        """Pack the first n instances, before any has been taken."""
+        if n and self._packed is None and not self.loose:
+            self._packed = self._pack(n, packer)
 
     def take(self, n: int, packer: Packer) -> Packed | None:
         """The next instances, up to n; None: they are loose, or there are none."""

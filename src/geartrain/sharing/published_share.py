@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from geartrain.frames.message import IntArray
+from geartrain.frames.message import IntArray, join_arrays
 from geartrain.nodes.gradient import GradientSum
 from geartrain.parts.counting import Counting
 from geartrain.parts.ownership import Gradients, Ownership
@@ -281,15 +281,14 @@ class PublishedShare(WorkerShare):
             return
         instances = 0 if local.once else local.instances
         none = np.zeros(0, np.int64)
-        versions = np.concatenate(self._versions or [none])
-        lengths = np.concatenate(self._lengths or [none])
+        versions = join_arrays(self._versions or [none])
+        lengths = join_arrays(self._lengths or [none])
         self._versions, self._lengths = [], []
         if self._floor is not None:
             self._floor.hand_in()
         local.take(self.rules.average, flush=not self.trigger.due(local))
         if self._settles:
-            self._part.gradient.absorb(self.gradient)
-            self._settle((), versions, lengths, instances)
+            self._settle_own(versions, lengths, instances)
             return
         content = (
             *(self.gradient.take(p) for p in self.parameters),
@@ -297,6 +296,11 @@ class PublishedShare(WorkerShare):
             torch.from_numpy(lengths),
         )
         self._post(GRADIENT, self._owner, content, count=instances, progress=self.progress)
+
+    def _settle_own(self, versions: IntArray, lengths: IntArray, instances: int) -> None:
+        """The same with what this worker has gathered."""
+        self._part.gradient.absorb(self.gradient)
+        self._settle((), versions, lengths, instances)
 
     def _settle(
         self, tensors: Tensors, versions: IntArray, lengths: IntArray, instances: int

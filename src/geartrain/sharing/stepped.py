@@ -6,10 +6,11 @@
     firing begins ─► another version there? ─► lock ─► copies the weights, if nobody steps just now
 
 A firing computes with a copy of the worker's own, so nobody sees half of a step and nobody waits
-for weights, but for those that it has stepped itself. Steps come one after the other, and what an
-update costs is a lock and a copy: neither gradients nor weights travel. Of tables whose gradients
-are rows there is no copy; rows are read under the lock. What is left of updates at the end of a
-pass goes to the part's owner by letter.
+for weights, but for those that it has stepped itself. One that goes back copies none but for these.
+An update is stepped with the gradient where it was added. Steps come one after the other, and what
+an update costs is a lock and a copy: neither gradients nor weights travel. Of tables whose
+gradients are rows there is no copy; rows are read under the lock. What is left of updates at the
+end of a pass goes to the part's owner by letter.
 
 The weights and all that their optimiser remembers have to lie in common memory, so a part is
 stepped so if a step is known to read and write nothing else.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -116,6 +117,7 @@ class SteppedShare(AbstractAhead, PublishedShare):
         self._ahead = UpdatesAhead(self._local, self._count)
         self._rests = False
         self._unseen = False  # whether it has stepped since it looked
+        self._back = _Back(self)
         tables = {id(x) for x in _tables(part)}
         for table in _tables(part):
             guard_table(table, lock)
@@ -128,6 +130,17 @@ class SteppedShare(AbstractAhead, PublishedShare):
         if not self.owns:  # what was left before this pass is with the owner
             part.abandon()
             part.counting.staleness.clear()
+        self._left = part.gradient.holds  # whether the part has gradients of before
+
+    @property
+    def guard_back(self) -> _Back:
+        return self._back
+
+    def enter_back(self) -> None:
+        """Before a firing that goes back: its rows saw older weights than these anyway, so those of
+        others are not copied for it."""
+        if self._unseen:
+            self.__enter__()
 
     def __enter__(self) -> None:
         if self._board[0] != self.version and self._lock.acquire(blocking=self._unseen):
@@ -197,6 +210,21 @@ class SteppedShare(AbstractAhead, PublishedShare):
     def _settles(self) -> bool:
         return self.owns or not self._rests
 
+    def _settle_own(self, versions: IntArray, lengths: IntArray, instances: int) -> None:
+        part, mine = self._part, self._part.gradient
+        if self._left:
+            super()._settle_own(versions, lengths, instances)
+            return
+        # The step takes them from where they were added: no second buffer is filled.
+        self.gradient.sort_apart()
+        part.gradient = self.gradient
+        try:
+            self._settle((), versions, lengths, instances)
+        finally:
+            part.gradient = mine
+        if self._left:
+            mine.absorb(self.gradient)
+
     def _settle(
         self, tensors: Tensors, versions: IntArray, lengths: IntArray, instances: int
     ) -> None:
@@ -216,7 +244,8 @@ class SteppedShare(AbstractAhead, PublishedShare):
             self._lay(self._own)
         # Several steps may come one after the other: what they have made is copied once.
         self.version, now = seen, self._part.version
-        self._unseen |= now != self._board[0]
+        self._left = now == self._board[0]
+        self._unseen |= not self._left
         self._board[0] = now
 
     def _lay(self, tensors: Sequence[Tensor]) -> None:
@@ -228,3 +257,21 @@ class SteppedShare(AbstractAhead, PublishedShare):
         """The pass is over: the part is what all have."""
         self._lay(self._common)
         self._part.version = int(self._board[0])
+
+
+@final
+class _Back:
+    """What firings that go back enter.
+
+    Args:
+        share: The part as their worker has it.
+    """
+
+    def __init__(self, share: SteppedShare) -> None:
+        self._share = share
+
+    def __enter__(self) -> None:
+        self._share.enter_back()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None:
+        self._share.__exit__(kind, error, trace)

@@ -53,8 +53,14 @@ class Handing:
         self._awaited: int | None = None  # who is to take what it is handed, and to say so
         self._handed_s, self._untaken = 0.0, 0  # since when, and what is under way to him
 
-    def over(self, given: Pass, transport: Transport) -> None:
+    def over(
+        self, given: Pass, transport: Transport, meanwhile: Callable[[], None] = _not_at_all
+    ) -> None:
         """Give the workers the graph, the parts as they are, and what they need to know.
+
+        Args:
+            given, transport: The pass, and what is to connect them.
+            meanwhile: Called once while they make themselves ready.
 
         Raises:
             WorkerDiedError: A worker is gone, or takes nothing and says nothing.
@@ -67,6 +73,7 @@ class Handing:
         for member, (content, own) in self._each(zip(pool.members, contents, strict=True)):
             member.meanwhile = self._meanwhile
             self._through(member.hand_over, content, own)
+        meanwhile()
         told = [self._through(member.hear) for member in self._each(pool.members)]
         for w, answer in enumerate(told):
             if "failed" in answer:

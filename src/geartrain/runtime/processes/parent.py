@@ -79,6 +79,7 @@ class Parent:
         if self._goes_on:
             engine.controller.keep_packed()
         self._stocked = engine.stock_up()
+        self._empty = self._me if self._stocked else 0  # workers that have had no lot
         self._ahead = feeder.waits_for_nobody and engine.may_go_ahead
         self._finished = np.zeros(engine.sharing.copies, np.int64)  # in training, by copy
         self._place = pool.place()
@@ -282,7 +283,7 @@ class Parent:
             MOST_FLYING,
             self._ahead,
         )
-        self._handing.over(given, self._transport)
+        self._handing.over(given, self._transport, lambda: self._feeder.look_ahead(engine))
 
     def _leave_if_abandoned(self) -> None:
         if self._interrupt.abandoned:
@@ -391,7 +392,9 @@ class Parent:
             self._size_lots()
         began = time.perf_counter()
         found = self._feeder.admit(self._engine)
-        self._slow = time.perf_counter() - began > _SLOW_S
+        # Who has nothing yet gets its first lot at once, and not with those of all.
+        self._slow = self._empty > 0 or time.perf_counter() - began > _SLOW_S
+        self._empty -= 1
         return found
 
     def _size_lots(self) -> None:
