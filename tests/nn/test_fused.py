@@ -23,6 +23,7 @@ from geartrain.nn.operands import Operands
 from geartrain.nn.packs import OperandPlaces
 from geartrain.nn.program import Program
 from geartrain.nodes.gradient import GradientSum
+from tests.rigs.programs_in_c import ops_of
 
 N, D, WORDS = 23, 6, 9
 
@@ -372,14 +373,6 @@ def test_rows_of_another_width_are_refused() -> None:
         cut.parts.fused.forward(N, [*operands, pair, h[:, 1:]], PackedWeights())
 
 
-def _ops(steps: Steps) -> list[Op]:
-    size = len(steps._steps) // steps._count
-    return [
-        Op(int.from_bytes(steps._steps[k : k + 8], "little"))
-        for k in range(0, len(steps._steps), size)
-    ]
-
-
 @pytest.mark.parametrize(("name", "copies"), [("gates", (0, 0)), ("stacked", (1, 2))])
 def test_what_only_a_cat_reads_is_written_where_it_lies_there(
     name: str, copies: tuple[int, int]
@@ -387,7 +380,7 @@ def test_what_only_a_cat_reads_is_written_where_it_lies_there(
     module, inputs = _made(name, torch.float64)
     pair = derive(module, inputs).parts.fused
     assert pair is not None
-    found = tuple(_ops(r._steps).count(Op.COPY) for r in (pair.forward, pair.backward))
+    found = tuple(ops_of(r._steps).count(Op.COPY) for r in (pair.forward, pair.backward))
     assert found == copies
 
 

@@ -276,6 +276,33 @@ def passed(state: Stream, graph: Graph) -> Stream:
     return state.through(Beside().double(), name="cell", keep="activations")
 
 
+class Twice(nn.Module):
+    """What it computes with goes on as it came, two times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return h, torch.tanh(self.map(h)) * c, h
+
+
+class Three(nn.Module):
+    """Of three states two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h: Tensor, c: Tensor, also: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(self.map(h) + also), c - also
+
+
+def passed_twice(state: Stream, graph: Graph) -> Stream:
+    twice = state.through(Twice().double(), name="twice", keep="activations")
+    return twice.through(Three().double(), name="three", keep="activations")
+
+
 def joined(state: Stream, graph: Graph) -> Stream:
     """Both tensors go different ways, are put side by side, and taken apart."""
     one = state.through(linear(), take=0, name="one")
@@ -408,6 +435,11 @@ CASES: dict[str, tuple[Callable[[str], Graph], Callable[[], list[Instance]]]] = 
         few_and_many,
     ),
     "an input that goes on": (lambda run: turning(passed, run), sets),
+    "an input that goes on twice": (lambda run: turning(passed_twice, run), sets),
+    "an input that goes on twice, as it decides": (
+        lambda run: turning(passed_twice, run, again=unsure),
+        sets,
+    ),
     "tensors put side by side": (lambda run: turning(joined, run), sets),
     "an output that nobody reads": (lambda run: turning(cell, run, both=False), sets),
     "words as numbers": (lambda run: turning(choosing, run), sets),

@@ -127,6 +127,7 @@ class CallForm:
 
     Attributes:
         copies: Outputs that are inputs as they came: output, input.
+        lies: By input that an output is as it came, that output: it is read there.
         homes: Of each result of the forward where it lies.
         possible: Whether C can call it so.
     """
@@ -145,6 +146,7 @@ class CallForm:
     split: bool
     draws: bool
     copies: list[tuple[int, int]] = field(init=False)
+    lies: Mapping[int, int] = field(init=False)
     homes: list[Home] = field(init=False)
     possible: bool = field(init=False)
 
@@ -155,12 +157,21 @@ class CallForm:
         object.__setattr__(self, "homes", [self._home(k, whose) for k in self.forward.results])
         copies = [(j, number) for j, (how, number) in enumerate(self._of_outputs) if how == "input"]
         object.__setattr__(self, "copies", copies)
+        object.__setattr__(self, "lies", {i: j for j, i in reversed(copies)})
+        n = len(self.outputs)
+        self.homes[n:] = [
+            self.of_input(k) if how == "input" else (how, k) for how, k in self.residuals
+        ]
         object.__setattr__(self, "possible", self._is_possible())
 
     def _home(self, k: int, whose: Mapping[int, int]) -> Home:
         if k >= 0:
             return ("operand", k) if k < self.operands else ("input", k - self.operands)
         return ("output", whose[~k]) if ~k in whose else ("own", ~k)
+
+    def of_input(self, i: int) -> Home:
+        """Where an input lies."""
+        return ("output", self.lies[i]) if i in self.lies else ("input", i)
 
     @property
     def _of_outputs(self) -> Sequence[Home]:

@@ -122,6 +122,8 @@ class Op(IntEnum):
     FUNCTION = auto()
     FUNCTION_OF_TWO = auto()
     MOST_SO_FAR = auto()
+    GELU_BOTH = auto()
+    SILU_BOTH = auto()
 
 
 class Reckoning(IntEnum):

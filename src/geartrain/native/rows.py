@@ -12,7 +12,8 @@ lie on another device than the target, where the result is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from ctypes import addressof, c_char
 from math import prod
 from struct import Struct, pack
 from typing import Any, Final, TypeAlias, final, overload
@@ -350,7 +351,16 @@ def pointer(array: NDArray[Any]) -> int: ...
 def pointer(array: None) -> None: ...
 def pointer(array: NDArray[Any] | None) -> int | None:
     """Where a contiguous array lies; 0 if it is empty, and None stays."""
-    return None if array is None else torch.from_numpy(array).data_ptr()
+    if array is None:
+        return None
+    try:
+        return addressof(_first_byte(array))
+    except (BufferError, TypeError, ValueError):  # nobody may write to it, or it is empty
+        return torch.from_numpy(array).data_ptr()
+
+
+_first_byte: Final[Callable[[Any], c_char]] = c_char.from_buffer
+"""Takes half as long as to ask torch."""
 
 
 def contiguous(rows: Rows | None) -> Rows | None:

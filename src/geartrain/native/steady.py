@@ -27,8 +27,9 @@ _numbers = count(1)
 
 @contextmanager
 def steady() -> Iterator[None]:
-    """Weights are taken to be what they are now until this is left."""
-    before, firing.number = firing.number, next(_numbers)
+    """Weights are taken to be what they are now until this is left, or what this is in."""
+    before = firing.number
+    firing.number = before or next(_numbers)
     try:
         yield
     finally:

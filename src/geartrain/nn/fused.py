@@ -21,7 +21,7 @@ from geartrain.native import pool
 from geartrain.native.calls import RoutineForm
 from geartrain.native.fused import At, Op, Step, Steps, packed
 from geartrain.native.steady import firing
-from geartrain.nn.packs import OperandPlaces, Runs, columns_of
+from geartrain.nn.packs import Looks, OperandPlaces, Runs, columns_of
 from geartrain.nn.terms import Term
 from geartrain.nodes.products import matrix
 
@@ -99,11 +99,12 @@ class PackedWeights:
     as many as came in the firing before, or have come in this one.
     """
 
-    __slots__ = ("_before", "_firing", "_held", "_rows")
+    __slots__ = ("_before", "_firing", "_held", "_looked", "_looks", "_rows")
 
     def __init__(self) -> None:
         self._firing = 0
         self._held: dict[Routine, OperandPlaces] = {}
+        self._looked, self._looks = 0, Looks()  # in which firing, at what
         self._rows = self._before = 0
 
     def begin(self) -> None:
@@ -113,7 +114,11 @@ class PackedWeights:
     def of(self, routine: Routine, operands: Sequence[Tensor]) -> OperandPlaces:
         """Of all operands; it must live as long as anybody reads there."""
         number, found = firing.number, self._held.get(routine)
-        if found is not None and ((number and found.firing == number) or found.renew(operands)):
+        if found is not None and number and found.firing == number:
+            return found
+        if not number or number != self._looked:
+            self._looked, self._looks = number, {}
+        if found is not None and found.renew(operands, self._looks):
             found.firing = number
             return found
         found = routine.places(operands)

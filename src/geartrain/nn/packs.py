@@ -21,6 +21,8 @@ from geartrain.nodes.products import matrix
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
 """Columns of a weight: first and end of those that are neighbours."""
+Looks: TypeAlias = dict[int, tuple[object, ...]]
+"""By operand, what tells that it lies where it lay."""
 
 
 def columns_of(weight: Tensor, runs: Runs | None) -> Tensor:
@@ -61,7 +63,7 @@ class OperandPlaces:
         self._held: list[Tensor] = []
         self._packing = Packing(dtype)
         self._copies: list[tuple[int, Tensor, Runs]] = []
-        self._looks: list[tuple[object, ...]] | None = None
+        self._looks: Looks | None = None
         self._read: Sequence[int] = ()
         self._thread = get_ident()
 
@@ -95,7 +97,8 @@ class OperandPlaces:
             operands: All.
             read: Which of them are read, all of them contiguous.
         """
-        self._read, self._looks = read, self._looks_of(operands, read)
+        self._read, self._looks = read, {}
+        self._look(operands, self._looks)
 
     def pack(self) -> None:
         """Pack the weights as they are now."""
@@ -106,13 +109,19 @@ class OperandPlaces:
         """Of what is packed."""
         return self._packing.nbytes
 
-    def renew(self, operands: Sequence[Tensor]) -> bool:
+    def renew(self, operands: Sequence[Tensor], looks: Looks) -> bool:
         """Be for these operands, which may have changed; False: they lie elsewhere, or another
-        thread may be reading what is packed."""
-        looks = self._looks
-        if looks is None or self._thread != get_ident():
+        thread may be reading what is packed.
+
+        Args:
+            operands: All.
+            looks: Of those that have been looked at in this firing; gets the others.
+        """
+        before = self._looks
+        if before is None or self._thread != get_ident():
             return False
-        if looks != self._looks_of(operands, self._read):
+        self._look(operands, looks)
+        if any(looks[k] != before[k] for k in self._read):
             return False
         for number, copy, runs in self._copies:
             weight, at = matrix(operands[number]), 0
@@ -122,8 +131,9 @@ class OperandPlaces:
         self.pack()
         return True
 
-    @staticmethod
-    def _looks_of(operands: Sequence[Tensor], read: Sequence[int]) -> list[tuple[object, ...]]:
-        """What tells that operands lie where they lay."""
-        some = [operands[k] for k in read]
-        return [(x.data_ptr(), x.dtype, x.shape, x.is_contiguous()) for x in some]
+    def _look(self, operands: Sequence[Tensor], looks: Looks) -> None:
+        """Look at those that are read, as far as nobody has."""
+        for k in self._read:
+            if k not in looks:
+                x = operands[k]
+                looks[k] = x.data_ptr(), x.dtype, x.shape, x.is_contiguous()

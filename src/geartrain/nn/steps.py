@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from geartrain.native.fused import At, Steps
+from geartrain.nn.again import with_gradients
 from geartrain.nn.constants import Constants
 from geartrain.nn.distances import is_within_distances
 from geartrain.nn.fused import MadeTensor, Pair, Routine
@@ -174,7 +175,7 @@ def _routine(
     if places.weighed > MOST_WEIGHTS:
         raise Refused("its weights are large")
     return Routine(
-        Steps(places.steps, places.room, places.dtype),
+        Steps(with_gradients(places.steps), places.room, places.dtype),
         len(places.room),
         places.dtype,
         [(k, slot) for k, slot, *_ in places.given if k < places.operands],

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import final
 
+import numpy as np
 from torch import Tensor
 
+from geartrain.native.rows import pointer
 from geartrain.native.sums import GradientCall
 from geartrain.nodes.loop.arenas import PassingMemory
 from geartrain.nodes.loop.bound import CalledModules
@@ -59,6 +61,8 @@ class NativeReturn:
         for record in records:
             by_module.setdefault(record[0], []).append(record)
         values: dict[int, list[Tensor | None]] = {}
+        wanted = np.empty(sum([record[1] for record in records]), np.uint8)
+        at_wanted, begin = pointer(wanted), 0
         for number, mine in by_module.items():
             module = self._modules[number]
             for value in module.layout.values:
@@ -70,7 +74,9 @@ class NativeReturn:
             if isinstance(module, SeveralModule):
                 one = SeveralReturning(module, *rest)
             else:
-                one = Returning(module, *rest)
+                end = begin + sum([record[1] for record in mine])
+                one = Returning(module, *rest, wanted[begin:end], at_wanted + begin)
+                begin = end
             self._returning.append(one)
         self._passing.begin(sum([one.nbytes for one in self._returning]))
         for one in self._returning:

@@ -144,7 +144,7 @@ class CallLayout:
     def _home(self, k: int) -> Home:
         """Of an argument of the forward, behind the operands."""
         i = k - self.form.operands
-        return ("input", i) if i < self.form.inputs else SEEDS
+        return self.form.of_input(i) if i < self.form.inputs else SEEDS
 
     def _is_told(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> bool:
         """Whether C can be told what is read: columns are bits, and it adds up one dtype."""
@@ -159,8 +159,8 @@ class CallLayout:
         form = self.form
         asked = {k - form.operands for k, *_ in form.forward.given}
         asked |= {i for how, i in form.residuals if how == "input"}
-        asked |= set(form.gradients) - set(self._copied.values())
-        self._asked = [i for i in range(self.payload) if i in asked]
+        asked |= set(form.gradients)
+        self._asked = [i for i in range(self.payload) if i in asked and i not in form.lies]
         self.columns = [i for i in range(self.payload, len(self.kinds)) if i in asked]
         own = sorted({m for how, m in form.homes if how == "own"})
         kept = {i for how, i in form.residuals if how == "input"}
@@ -228,9 +228,11 @@ class CallLayout:
             source = (held.likes(read.number) or ())[read.column]
             kind, row = self._static(home)
             how, i = home
-            if how == "output":  # an input that is nothing but copied has no other read
-                i = self._copied[i]
-            learns = read.learns and i in answers and (how == "input" or i not in self._asked)
+            first = how == "input"
+            if how == "output":  # the first output that an input is gets its gradient
+                j, i = i, self._copied[i]
+                first = self.form.lies[i] == j
+            learns = read.learns and i in answers and first
             mask = sum([1 << self.form.tangents[t] for t in answers[i]]) if learns else 0
             words[:] = read_words(read, source, row, kind, RowsOf.FIXED, mask)
         self.read_back = frozenset(j for how, j in self.form.residuals if how == "output")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+import torch
 from torch import Tensor
 
 from geartrain.frames.message import INSTANCE, IntArray, Payload
@@ -123,6 +124,10 @@ class TurnModule:
         block, fleeting = self.layout.block.items(), self.layout.fleeting.items()
         found = {i: self.arena.view(k, first, n) for (how, i), k in block if how == "input"}
         found |= {i: self.fleeting.view(k, 0, n) for (_, i), k in fleeting}
+        kinds = self.layout.kinds
+        found |= {
+            i: torch.empty((n, *kinds[i][1]), dtype=kinds[i][0]) for i in self.layout.form.lies
+        }
         return tuple([found[i] for i in sorted(found)])
 
     def nbytes_back(self, first: int, n: int) -> int:

@@ -348,7 +348,8 @@ class NativeCalls:
         assert dtype is not None
         for k, n, begin, *_ in records:
             between, more = self._modules[k].extent(begin, n, forward=forward)
-            most, work = max(most, between), work + more
+            most = between if between > most else most
+            work += more
         nbytes = most * dtype.itemsize
         if nbytes >= _MUCH and (self._room is None or self._room.nbytes < nbytes):
             self._room = None

@@ -220,10 +220,10 @@ class LoopNode(AbstractNode):
                 self._note(turn)
             judge(turn, self._losses, train=train)
             self._leave(turn, emission)
-        quiet = np.flatnonzero(turn.pending == 0)
-        if quiet.size and train:
-            self._answer(turn, quiet, emission)
-        elif quiet.size:
+            quiet = np.flatnonzero(turn.pending == 0)
+            if quiet.size and train:  # by the weights of now
+                self._answer(turn, quiet, emission)
+        if quiet.size and not train:
             emission.backward += zero_answers(turn, quiet)
         if not train:
             turn.kept.clear()

@@ -8,6 +8,7 @@ from typing import Final, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.frames.message import IntArray, distinct, join_arrays
@@ -36,6 +37,8 @@ class Returning:
         gradients: Of the value that it makes.
         local: Slot to its place in the turn.
         updates: By part, of which update the gradient of each place is.
+        wanted: uint8, by row; C writes to all of it.
+        at_wanted: Where that lies.
 
     Attributes:
         nbytes: That are asked for when it gets memory for what the way back makes.
@@ -44,6 +47,7 @@ class Returning:
     __slots__ = (
         "_arena",
         "_at_updates",
+        "_at_wanted",
         "_count",
         "_first",
         "_gradients",
@@ -74,8 +78,11 @@ class Returning:
         gradients: Sequence[Tensor | None],
         local: IntArray,
         updates: Updates,
+        wanted: NDArray[np.uint8],
+        at_wanted: int,
     ) -> None:
         self.module, self._records, self._held = module, records, held
+        self._wanted, self._at_wanted = wanted, at_wanted
         self._gradients = gradients
         layout, weights = module.layout, module.weights
         first = self._first = records[0][2]
@@ -92,11 +99,13 @@ class Returning:
         self._most = max([record[1] for record in records])
         # What waits for a step stays: it would hold what all others are lent, too.
         self._waits = weights is not None and (self._updates is not None or self._are_few)
-        self.nbytes = nbytes_of(layout.passing_blocks, self._most)
-        self.nbytes += nbytes_of(layout.sum_blocks, self._several)
-        if not self._waits:
+        self.nbytes = 0
+        if layout.passing_blocks:
+            self.nbytes += nbytes_of(layout.passing_blocks, self._most)
+        if layout.sum_blocks:
+            self.nbytes += nbytes_of(layout.sum_blocks, self._several)
+        if layout.back_blocks and not self._waits:
             self.nbytes += nbytes_of(layout.back_blocks, n)
-        self._wanted = np.empty(n, np.uint8)  # C writes to all of it
         self._known: list[tuple[int, int, int]] | None = None
         self._count: int | None = None
         self._multiplied = False
@@ -107,9 +116,11 @@ class Returning:
         """Lie in memory that is lent, and write where everything is; as the table of modules
         ends."""
         layout, first, n = self.module.layout, self._first, self._n
-        self._arena = RowMemory(layout.back_blocks, n, None if self._waits else passing)
-        self._passing = RowMemory(layout.passing_blocks, self._most, passing)
-        self._sums = NO_MEMORY
+        self._arena = self._passing = self._sums = NO_MEMORY
+        if layout.back_blocks:
+            self._arena = RowMemory(layout.back_blocks, n, None if self._waits else passing)
+        if layout.passing_blocks:
+            self._passing = RowMemory(layout.passing_blocks, self._most, passing)
         if layout.sum_blocks:
             self._sums = RowMemory(layout.sum_blocks, self._several, passing)
             self._sums.clear()
@@ -118,7 +129,7 @@ class Returning:
             self.module.arena, *lent, first, self._held, self._gradients
         )
         # Where both would lie if they began with the first row of the module.
-        return pointer(self._wanted) - first, 0, self._at_updates
+        return self._at_wanted - first, 0, self._at_updates
 
     @property
     def _are_few(self) -> bool:
