@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geartrain.errors import LeakError, ProtocolError
+from geartrain.frames.message import ranges, write_ranges
 from geartrain.frames.rows import RowStore
 from geartrain.native import pool
 from geartrain.native.pool import LEAST
@@ -139,3 +142,26 @@ def test_large_buffers_are_lent_by_the_pool_which_has_them_back_with_the_store()
     assert pool.shared.nbytes() - before == store.capacity * width * 4
     del store, grown
     assert pool.shared.nbytes() == before
+
+
+@pytest.mark.parametrize("bundles", [0, 1, 40, 3000])
+def test_ranges_are_written_as_they_are_made(bundles: int) -> None:
+    draw = np.random.default_rng(bundles)
+    lengths, starts = draw.integers(0, 9, bundles), draw.integers(0, 10**6, bundles)
+    lengths[: min(bundles, 3)] = 0
+    found = np.full(int(lengths.sum()) + 2, -1)
+    write_ranges(found[1:-1], starts, lengths)
+    want = [at for s, n in zip(starts, lengths, strict=True) for at in range(s, s + n)]
+    assert found.tolist() == [-1, *want, -1]
+    assert ranges(starts, lengths).tolist() == want
+
+
+def test_where_ranges_are_many_nothing_as_large_is_made_besides() -> None:
+    lengths, out = np.full(100, 2000), np.empty(200_000, np.int64)
+    starts = np.arange(100) * 5000
+    tracemalloc.start()
+    try:
+        write_ranges(out, starts, lengths)
+        assert tracemalloc.get_traced_memory()[1] < out.nbytes // 8
+    finally:
+        tracemalloc.stop()

@@ -18,6 +18,8 @@ from geartrain.errors import EndlessLoopError, GraphError, StuckError
 from geartrain.frames.instance import Instance
 from geartrain.frames.message import IntArray
 from geartrain.graph.graph import Graph
+from geartrain.native import pool
+from geartrain.native.plans import PlannedRows
 from geartrain.nodes.loop import charts
 from geartrain.nodes.loop.charts import Chart
 from geartrain.nodes.loop.numbers import Numbers
@@ -195,6 +197,32 @@ def test_many_rows_are_planned_where_there_was_no_room_at_first(both):
     graph = walks(lambda m: m.vertex + 1 < m.size)
     accumulate(graph, trees(7, 60))
     assert both["made"] and not both["refused"]
+
+
+def test_what_c_reckons_with_is_lent_once_and_what_it_says_has_no_more_room_than_it_takes(
+    both, monkeypatch
+):
+    """It lies where rows of a turn will, and none of it is C's own in a later plan."""
+    asked: list[list[int]] = []
+    found: list[int] = []
+    make = PlannedRows.make
+
+    def made(self: PlannedRows, *given: Any) -> Any:
+        room, before = self._between, pool.shared.nbytes()
+        plan = make(self, *given)
+        assert plan is not None
+        words = plan[1]
+        assert pool.shared.nbytes() - before <= words.nbytes + 64
+        found.append(words.size)
+        asked.append([room, self._between])
+        last = plan[0][-1]
+        assert last[4] < words.size <= self._words
+        return plan
+
+    monkeypatch.setattr(PlannedRows, "make", made)
+    accumulate(walks(lambda m: m.vertex + 1 < m.size), trees(7, 60) * 4, Order(max_active=60))
+    assert len(asked) >= 4 and asked[0][0] < asked[0][1]
+    assert [room == more for room, more in asked[1:]].count(True) >= len(asked) - 2
 
 
 def strict(m: Any) -> object:

@@ -110,6 +110,17 @@ def test_of_members_there_is_room_for_as_many_as_a_turn_has_had() -> None:
         assert [arena.rows for arena in one.arenas] == [2, room]
 
 
+def test_numbers_of_members_have_room_for_a_few_more_and_those_of_a_turn_before_go() -> None:
+    layout = SimpleNamespace(most=0, blocks=([], []), form=SimpleNamespace(inside=False))
+    one: Any = SimpleNamespace(layout=layout, arenas=[NO_MEMORY, NO_MEMORY], _ends=np.zeros(9))
+    cells = np.arange(60)
+    for used, members, room in ((0, 64, 64), (0, 70, 70), (60, 4, 75), (60, 20, 80)):
+        one.size, one.members, one._cells = 0, used, cells
+        one._next = np.full(2, members // 2), np.full(2, members // 2)
+        SeveralModule.reserve(one, 0, 2, 2)
+        assert one._cells.size == room and (one._cells[:used] == cells[:used]).all()
+
+
 @pytest.mark.usefixtures("needs_kernels")
 def test_in_a_later_fit_no_memory_of_a_turn_is_lent_anew(
     native: library.Library, monkeypatch: pytest.MonkeyPatch

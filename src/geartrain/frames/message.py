@@ -45,6 +45,7 @@ SKIPPED = 1 << 39
 """Mark in an address of the controller: a slow gear below has left this turn out."""
 ROW_MASK = QUIET - 1
 CONTROLLER = 0
+_MANY = 1 << 13  # numbers that are as much memory as is lent by itself
 INSTANCE, VERTEX = 0, 1
 """The state columns that every graph has: the instance's slot and the absolute vertex."""
 
@@ -204,6 +205,20 @@ def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     total = int(ends[-1]) if ends.size else 0
     found: IntArray = np.arange(total, dtype=np.int64) + (starts - ends + lengths).repeat(lengths)
     return found
+
+
+def write_ranges(out: IntArray, starts: IntArray, lengths: IntArray) -> None:
+    """Likewise, to where there is room for all: where they are many, nothing as large is made
+    meanwhile."""
+    if out.size < _MANY:
+        out[:] = ranges(starts, lengths)
+        return
+    some = np.flatnonzero(lengths)
+    starts, lengths = starts[some], lengths[some]
+    out.fill(1)
+    out[0] = starts[0]
+    out[lengths.cumsum()[:-1]] = starts[1:] - starts[:-1] - lengths[:-1] + 1
+    np.cumsum(out, out=out)
 
 
 def distinct(values: IntArray) -> IntArray:

@@ -1,8 +1,8 @@
-/* Native kernels in plain C: no torch, no Python, no state but the count of products and whose
- * threads to use; and no model.
+/* Native kernels in plain C: no torch, no Python, no state but the count of products, whose
+ * threads to use and memory for calls; and no model.
  *
- *     kernels.c     what knows no type: rows.inc, groups.inc, plans.inc, threads.inc, rings.inc;
- *                   and kernels.inc twice
+ *     kernels.c     what knows no type: rows.inc, groups.inc, plans.inc, threads.inc, rings.inc,
+ *                   spare.inc; and kernels.inc twice
  *     kernels.inc   what computes, once for float and once for double, and
  *     maps.inc, steps.inc  small linear maps; steps of optimisers
  *     sums.inc      gradients of weights from what waits for a step
@@ -68,6 +68,7 @@ FOR_MODELS int64_t counters;
 #include "plans.inc"
 #include "threads.inc"
 #include "rings.inc"
+#include "spare.inc"
 #endif
 
 #if IN(1) || IN(3) || IN(4)

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, final
 import numpy as np
 
 from geartrain.native import library
+from geartrain.native.pool import made_words
 from geartrain.native.rows import Rows, pointer
 
 EVENT_WORDS: Final = 5
@@ -59,12 +60,13 @@ class PlannedRows:
         rounds: Rows that go round, of which more are too many.
     """
 
-    __slots__ = ("_at", "_events", "_rounds", "_told", "_words")
+    __slots__ = ("_at", "_between", "_events", "_rounds", "_told", "_words")
 
     def __init__(self, told: Sequence[int], rounds: int) -> None:
         self._told = np.array(told, np.int64)
         self._at, self._rounds = pointer(self._told), rounds
         self._events, self._words = 256, 1 << 13  # of which there is room
+        self._between = 1 << 13  # likewise, for what C reckons with
 
     def make(
         self, where: Rows, tables: Rows, entering: Sequence[EnteringRows], counts: Sequence[int]
@@ -93,14 +95,19 @@ class PlannedRows:
         usual = _VISITS * tables.shape[1] * (1 + len(entering[0].state))
         self._words = max(self._words, usual)
         while True:
-            now, sizes = np.array(counts, np.int64), np.array(self._sizes, np.int64)
+            between = made_words((self._between,))  # so that it lies where rows of a turn will
+            sizes = np.array([*self._sizes, pointer(between), between.size], np.int64)
+            now = np.array(counts, np.int64)
             events = np.empty((self._events, EVENT_WORDS), np.int64)
-            out = np.empty(self._words, np.int64)
+            out = made_words((self._words,))
             rest = [pointer(each) for each in (came, now, sizes, events, out)]
-            found = (pointer(where), where.size, pointer(tables), tables.shape[1])
-            trouble = native.plan(self._at, *found, len(entering), *rest)
+            places = (pointer(where), where.size, pointer(tables), tables.shape[1])
+            trouble = native.plan(self._at, *places, len(entering), *rest)
             if not trouble:
-                return events[: int(sizes[0])].tolist(), out, now.tolist()
+                self._between = max(self._between, int(sizes[2]))
+                found = made_words((int(sizes[1]),))  # it stays as long as the turn
+                found[:] = out[: found.size]
+                return events[: int(sizes[0])].tolist(), found, now.tolist()
             if trouble != _CROWDED or self._words >= _MOST_WORDS:
                 return None
             self._events, self._words = 2 * self._events, 2 * self._words

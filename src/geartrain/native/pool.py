@@ -20,6 +20,7 @@ from typing import Any, Final, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.native.ranges import Ranges
@@ -202,6 +203,18 @@ def made(shape: Sequence[int], dtype: torch.dtype, within: MemoryPool = shared) 
     if nbytes >= LEAST:
         return within.empty(shape, dtype)
     return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def made_words(shape: Sequence[int]) -> NDArray[np.int64]:
+    """Likewise an array of int64."""
+    return made(shape, torch.int64).numpy()
+
+
+def copied(x: Tensor) -> Tensor:
+    """A contiguous copy of a tensor, lent likewise if it is on the host."""
+    if not x.is_cpu:
+        return x.clone()
+    return made(x.shape, x.dtype).copy_(x)
 
 
 _uses: Final = getattr(torch._C, "_storage_Use_Count", None)  # torch does not document it

@@ -43,6 +43,7 @@ from geartrain.frames.message import (
     ranges,
 )
 from geartrain.frames.rows import RowStore
+from geartrain.native import pool
 from geartrain.nodes.call import (
     Call,
     as_payload,
@@ -172,7 +173,7 @@ class RowNode(BundleKeepingNode):
         if in_place:  # a function may return its very input: rows of the store are for this node
             stored = [x.untyped_storage().data_ptr() for x in in_place.values()]
             outputs = tuple(
-                [y.clone() if y.untyped_storage().data_ptr() in stored else y for y in outputs]
+                [pool.copied(y) if y.untyped_storage().data_ptr() in stored else y for y in outputs]
             )
         for j, residual in enumerate(residuals):
             if residual is room:

@@ -167,10 +167,10 @@ class RaggedProgram:
         call = kept.call
         lent = {x.data_ptr() for x in call.inputs if x is not None}
         inputs = [
-            x.clone() if x is not None and k in self._multiplied else x
+            pool.copied(x) if x is not None and k in self._multiplied else x
             for k, x in enumerate(call.inputs)
         ]
-        ints = tuple([x.clone() if x.data_ptr() in lent else x for x in kept.ints])
+        ints = tuple([pool.copied(x) if x.data_ptr() in lent else x for x in kept.ints])
         own = replace(call, inputs=inputs)
         return RaggedKept(own, ints, kept.floats, kept.residuals, kept.places)
 

@@ -29,6 +29,7 @@ from geartrain.native.plans import (
     SourceHow,
     StageKind,
 )
+from geartrain.native.pool import made_words
 from geartrain.nodes.control import Move, Route, Stop
 from geartrain.nodes.group import Column, column_of
 from geartrain.nodes.loop.members import member_words
@@ -120,7 +121,7 @@ class _Tables:
             found += function(batch, view)
             if not asked <= _by_vertex(place.schema):
                 return None
-        return np.stack(found) if found else np.zeros((0, state.shape[1]), np.int64)
+        return np.stack(found, out=made_words((len(found), state.shape[1])))
 
 
 def _by_vertex(schema: Schema) -> frozenset[str]:

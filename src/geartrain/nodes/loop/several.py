@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geartrain.frames.message import INSTANCE, IntArray, Payload, join_arrays, ranges
+from geartrain.frames.message import INSTANCE, IntArray, Payload, join_arrays, write_ranges
 from geartrain.native import calls
 from geartrain.native.calls import (
     MEMBERS,
@@ -26,6 +26,7 @@ from geartrain.native.calls import (
     SeveralForm,
     SeveralRoutine,
 )
+from geartrain.native.pool import made_words
 from geartrain.native.rows import pointer
 from geartrain.nodes.held import Recalled
 from geartrain.nodes.inside import look_inside
@@ -391,15 +392,16 @@ class SeveralModule:
         assert self._next is not None
         _, lengths = self._next
         end, members = self.size + lengths.size, self.members + int(lengths.sum())
-        if end + 1 > self._ends.size:
-            self._ends = _grown(self._ends, max(end + 1, n + 1, 2 * self._ends.size))
-            self._seen = -1
-        if not self.layout.form.inside and members > self._cells.size:
-            self._cells = _grown(self._cells, max(members, 2 * self._cells.size))
-            self._seen = -1
         layout = self.layout
         layout.most = max(layout.most, members)
         of_members = few_more(members, layout.most)
+        if end + 1 > self._ends.size:
+            self._ends = _grown(self._ends, max(end + 1, n + 1, 2 * self._ends.size))
+            self._seen = -1
+        if not layout.form.inside and members > self._cells.size:
+            room = larger(self._cells.size if self.members else 0, members, of_members)
+            self._cells = _grown(self._cells[: self.members], room)
+            self._seen = -1
         for kind, (used, asked, hoped) in enumerate(
             ((self.size, end, n), (self.members, members, of_members))
         ):
@@ -422,7 +424,7 @@ class SeveralModule:
         ends += before
         count = int(ends[-1]) - before if n else 0
         if not form.inside:
-            self._cells[before : before + count] = ranges(starts, lengths)
+            write_ranges(self._cells[before : before + count], starts, lengths)
         here = ((self.size, n), (before, count))
         for i in layout.columns:
             self._view(("input", i), here).copy_(columns[i - layout.payload])
@@ -511,6 +513,6 @@ class SeveralModule:
 
 
 def _grown(x: IntArray, n: int) -> IntArray:
-    found = np.zeros(n, np.int64)
-    found[: x.size] = x
+    found = made_words((n,))
+    found[: x.size], found[x.size :] = x, 0
     return found
