@@ -97,6 +97,11 @@ class Cohorts:
         """What has waited and may be added now."""
         return self._waiting.pop(self._present, [])
 
+    @property
+    def begun(self) -> int:
+        """Instances of the present cohort that have finished."""
+        return self._done.get(self._present, 0)
+
     def ahead(self, turn: int) -> int:
         """Cohorts before that of an instance, the present one among them."""
         return max(0, int(self._cohort(np.array([turn]))[0]) - self._present)

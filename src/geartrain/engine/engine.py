@@ -297,7 +297,7 @@ class Engine:
             return ramp.limit(most, finished) if training else most
 
         if isinstance(self.controller.assignment, Stocked):
-            return Stock(arena, worker, trained, limit)
+            return Stock(arena, worker, trained, limit, self.workers[worker].waves())
         return PartialStock(arena, trained, limit) if ahead else None
 
     def set_present(self, worker: int, present: bool) -> None:

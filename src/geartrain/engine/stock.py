@@ -22,6 +22,7 @@ from typing import ClassVar, Final, final
 import numpy as np
 
 from geartrain.engine.router import Delivery, Outbox
+from geartrain.engine.waves import Waves
 from geartrain.engine.worker import Finished
 from geartrain.frames.frame import Arena
 from geartrain.frames.message import INSTANCE, Forward, IntArray, join_arrays
@@ -105,6 +106,8 @@ class AbstractStock(ABC):
         arena: Has the frames.
         trained: Instances finished in training before this pass.
         limit: Instances finished in training to how many may be in flight.
+        waves: How many begin together, and they do when there is nothing else to do; None: whenever
+            there is room.
 
     Attributes:
         active: Instances in flight, of whose rows some were fed here.
@@ -113,8 +116,14 @@ class AbstractStock(ABC):
     whole: ClassVar[bool]
     """Whether instances live here wholly: then nobody else waits for what is fired here."""
 
-    def __init__(self, arena: Arena, trained: int, limit: Callable[[int], int]) -> None:
-        self._arena, self._limit = arena, limit
+    def __init__(
+        self,
+        arena: Arena,
+        trained: int,
+        limit: Callable[[int], int],
+        waves: Waves | None = None,
+    ) -> None:
+        self._arena, self._limit, self._waves = arena, limit, waves
         self._elsewhere = trained
         self._untold = 0  # finished here, and the controller has not been told
         self._lots: list[Lot] = []
@@ -158,10 +167,18 @@ class AbstractStock(ABC):
         self._lots.append(lot)
         self._lot = lot.slots.size
 
-    def begin(self) -> list[Delivery]:
-        """The rows of those for which there is room now."""
+    def begin(self, *, idle: bool = False) -> list[Delivery]:
+        """The rows of those that may begin now.
+
+        Args:
+            idle: Whether there is nothing else to do.
+        """
         found: list[Delivery] = []
         limit = self._limit(self.trained)
+        if self._waves is not None:
+            if not idle:
+                return found
+            limit = self.active + self._waves.next(limit - self.active)
         while self._lots:
             room = limit - self.active
             if len(self._lots[0]) > room:
@@ -178,6 +195,8 @@ class AbstractStock(ABC):
             self._open = np.concatenate([self._open, np.zeros(top, np.int64)])
         self._open[lot.slots] = lot.open
         self.active += len(lot)
+        if self._waves is not None:
+            self._waves.begin(lot.slots.size)
         return lot.deliveries
 
     def _in_flight(self, slots: IntArray) -> IntArray:
@@ -210,14 +229,21 @@ class Stock(AbstractStock):
     """Of a worker on which instances live wholly: it knows when they have finished.
 
     Args:
-        arena, trained, limit: As for any.
+        arena, trained, limit, waves: As for any.
         copy: Of the graph, that lives on the worker.
     """
 
     whole = True
 
-    def __init__(self, arena: Arena, copy: int, trained: int, limit: Callable[[int], int]) -> None:
-        super().__init__(arena, trained, limit)
+    def __init__(
+        self,
+        arena: Arena,
+        copy: int,
+        trained: int,
+        limit: Callable[[int], int],
+        waves: Waves | None = None,
+    ) -> None:
+        super().__init__(arena, trained, limit, waves)
         self._copy, self._finished = copy, 0
 
     @property

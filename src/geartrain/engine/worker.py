@@ -21,6 +21,7 @@ from geartrain.engine.mailbox import AbstractPolicy, Queue
 from geartrain.engine.order import Standing
 from geartrain.engine.portion import AbstractPortion
 from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
+from geartrain.engine.waves import Waves
 from geartrain.errors import GeartrainError, WorkerError, said
 from geartrain.frames.frame import Arena
 from geartrain.frames.message import INSTANCE, Backward, Forward, IntArray
@@ -194,6 +195,14 @@ class WorkerState:
                 part.in_cohorts(None, None)
             groups.setdefault(key, _Group(of, cohorts)).steps.parts.append(part)
         self._groups = [*groups.values()]
+
+    def waves(self) -> Waves | None:
+        """Instances come in parts to updates of so many: how many begin together; None: to none."""
+        several = [*self._cohorts.values()]
+        if not several:
+            return None
+        largest = max(several, key=lambda cohorts: cohorts.n)
+        return Waves(largest.n, largest.begun)
 
     def deliver(self, delivery: Delivery) -> None:
         """A batch has come for a node that lives here."""

@@ -315,7 +315,7 @@ class _Work:
     def _begin_some(self) -> None:
         """Begin with instances that are in stock, as far as there is room."""
         if self._stock is not None and self._stock.waiting:
-            for delivery in self._stock.begin():
+            for delivery in self._stock.begin(idle=not self._state.ready):
                 self._state.deliver(delivery)
 
     def _finished(self, record: Record) -> None:
@@ -381,7 +381,7 @@ class _Work:
         if told is not None:
             self._after_exchange(self._state.finished(told))
         if stock is not None:
-            self._begin_some()
+            self._begin_some()  # after steps, as more may be ready by these
 
     def _carry_on(self, firing: Firing) -> None:
         """Send what others wait for before this worker's parts step."""
