@@ -12,7 +12,7 @@ from torch import Tensor
 from geartrain.native.fused import Op
 from geartrain.nn.derivation import derive
 from geartrain.nn.otherwise import OTHERWISE
-from tests.nn.test_fused import _ops
+from tests.rigs.programs_in_c import ops_of
 from tests.rigs.rowwise import Rowwise, assert_as_autograd
 
 N, M, D = 7, 5, 19
@@ -87,7 +87,7 @@ def test_distances_are_what_autograd_says(name: str, dtype: torch.dtype) -> None
     assert_as_autograd(module, (x,))
     pair = derive(module, (x,)).parts.fused
     assert pair is not None
-    assert _ops(pair.forward._steps).count(Op.DISTANCES) == steps
+    assert ops_of(pair.forward._steps).count(Op.DISTANCES) == steps
 
 
 def test_what_distances_are_of_is_not_written_over_before_they_are_read() -> None:

@@ -16,7 +16,7 @@ from geartrain.nn.derivation import derive
 from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
 from geartrain.nodes.gradient import GradientSum
-from tests.nn.test_fused import _ops
+from tests.rigs.programs_in_c import ops_of
 
 N, D, KINDS = 11, 5, 3
 
@@ -121,7 +121,7 @@ def test_a_product_reads_the_table_where_it_lies(name: str) -> None:
     cut = derive(Related(_RULES[name]).double(), _inputs())
     assert cut.parts.fused is not None
     for routine in (cut.parts.fused.forward, cut.parts.fused.backward):
-        ops = _ops(routine._steps)
+        ops = ops_of(routine._steps)
         assert Op.MATRICES in ops
         assert not {Op.EMBED, Op.TURN, Op.COPY} & set(ops)
 

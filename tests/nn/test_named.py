@@ -14,7 +14,7 @@ from geartrain.nn.derivation import derive, sample
 from geartrain.nn.integers import MOST_RANKED
 from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
-from tests.nn.test_fused import _ops
+from tests.rigs.programs_in_c import ops_of
 from tests.rigs.rowwise import Rowwise, assert_as_autograd, in_c
 
 N, M, D = 7, 5, 6
@@ -130,10 +130,10 @@ def test_members_that_are_named_twice_get_both_gradients() -> None:
 def test_numbers_that_are_repeated_for_neighbours_are_read_once() -> None:
     pair = derive(Rowwise(OF_MEMBERS["gathered"], D, D), (torch.randn(N, M, D),)).parts.fused
     assert pair is not None
-    told = {op: _ops(pair.forward._steps).count(op) for op in (Op.GATHER, Op.RANK_UP, Op.WHOLE)}
+    told = {op: ops_of(pair.forward._steps).count(op) for op in (Op.GATHER, Op.RANK_UP, Op.WHOLE)}
     assert told == {Op.GATHER: 1, Op.RANK_UP: 1, Op.WHOLE: 0}
     widths = [s for s in pair.backward._steps._room if s == M * 3 * D]
-    assert Op.SCATTER in _ops(pair.backward._steps), widths
+    assert Op.SCATTER in ops_of(pair.backward._steps), widths
 
 
 def test_which_and_how_many_are_kept_beside_numbers() -> None:
