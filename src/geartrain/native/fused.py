@@ -379,21 +379,25 @@ class Packing:
         self._words: list[int] = []
         self._packed = b""
 
-    def add(self, weight: Tensor, *, turned: bool) -> int:
+    def add(self, weight: Tensor, *, turned: bool, parts: int = 1) -> int:
         """A weight more; where it will be packed.
 
         Args:
             weight: ``(out, in)``, contiguous, on the CPU.
             turned: Rows of ``out`` meet it, not rows of ``in``.
+            parts: So many of its rows' shares are packed, one after the other.
         """
-        out, into = weight.shape
+        out, into = weight.shape[0] // parts, weight.shape[1]
         depth, width = (out, into) if turned else (into, out)
-        found = pool.made((depth * (width + -width % _LANES),), weight.dtype, pool.lasting)
-        at = found.data_ptr()
+        each = depth * (width + -width % _LANES)
+        found = pool.made((parts * each,), weight.dtype, pool.lasting)
+        at, size = found.data_ptr(), weight.itemsize
         self.nbytes += found.nbytes
         self._held += (weight, found)
-        self._words += (out, into, int(turned), weight.data_ptr(), at)
-        self._count += 1
+        for k in range(parts):
+            lies = weight.data_ptr() + k * out * into * size
+            self._words += (out, into, int(turned), lies, at + k * each * size)
+        self._count += parts
         self._packed = b""
         return at
 
@@ -412,10 +416,10 @@ class Packing:
         native.typed[self._dtype]["fused_pack"][0](self._packed, self._count)
 
 
-def packed(weight: Tensor, *, turned: bool) -> Tensor:
+def packed(weight: Tensor, *, turned: bool, parts: int = 1) -> Tensor:
     """A weight as ``Packing`` packs it."""
     one = Packing(weight.dtype)
-    one.add(weight, turned=turned)
+    one.add(weight, turned=turned, parts=parts)
     one.run()
     return one.packed(0)
 

@@ -66,6 +66,8 @@ class Way(IntEnum):
     SUM_SO_FAR = auto()
     LOOK_UP = auto()
     ADD_UP_BY = auto()
+    TIMES_NAMED = auto()
+    TIMES_NAMED_BACK = auto()
     PAIR_SECOND = auto()
     PAIR_ADD_UP = auto()
     PAIR_TURN = auto()
@@ -79,6 +81,9 @@ class Way(IntEnum):
     ADD_OTHER = auto()
 
 
+UNNAMED: Final = (0, 1, 0, 1)
+"""Of rows that are wholly read: where numbers lie that name some parts of rows; parts of each row;
+the kind of the rows that have these numbers, and how many times its rows."""
 ENDS_OF_PAIRS: Final = -2
 """In place of the slot of where bundles begin and end: where the pairs of members do."""
 
@@ -139,11 +144,13 @@ class RowsToLearn:
         Args:
             place: Of the gradient.
             pieces: One: where rows of its height lie and those of its width that they are
-                multiplied with, their kind, how many times its rows, and how many rows.
+                multiplied with, their kind, how many times its rows, as ``UNNAMED`` says what
+                names their parts, and how many rows.
             add: Whether something is there already.
         """
-        ((left, right, kind, times, n),) = pieces
+        ((left, right, kind, times, *naming, n),) = pieces
         self._words += (place.height, place.width, add, kind, times, place.at, left, right)
+        self._words += naming
         self._count += 1
         self._work += n * place.size
 
@@ -192,6 +199,8 @@ class RaggedSteps:
             step, kind = each.step, each.kind
             product = step.op is Op.PRODUCT or each.way is Way.TIMES_CHOSEN
             entries = step.width * (step.many if product else 4) * each.times
+            if each.way in (Way.TIMES_NAMED, Way.TIMES_NAMED_BACK):
+                entries = step.width * step.many * step.inner
             self._work[_PAIRS if each.way >= Way.PAIR_SECOND else kind] += entries
         plain = [s.step for s in steps if s.way is Way.PLAIN and s.step.op is not Op.PRODUCT]
         self._block = max(1, _ENTRIES // max((s.width for s in plain), default=1))

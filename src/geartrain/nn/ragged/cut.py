@@ -9,7 +9,7 @@ rooms that are written forward and read back             ─► residuals, side 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, final
 
@@ -21,7 +21,7 @@ from geartrain.native.ragged import Way
 from geartrain.nn.counted import needed_by
 from geartrain.nn.emit import emit
 from geartrain.nn.places import Refused
-from geartrain.nn.ragged.drafts import needed, together
+from geartrain.nn.ragged.drafts import needed, of_named, parts_added, together
 from geartrain.nn.ragged.integers import above, are_of_each, counts
 from geartrain.nn.ragged.looked_up import learned_of
 from geartrain.nn.ragged.lower import Lowering
@@ -37,6 +37,7 @@ from geartrain.nn.ragged.values import (
     Buffer,
     Constant,
     DraftStep,
+    NamedParts,
     OuterProducts,
     RaggedValue,
 )
@@ -74,6 +75,8 @@ class RaggedTerm:
         tangents: It is zero where these are.
         padding: Of ``rows``: the index that gets nothing, or -1.
         index: Of ``rows`` and ``products``: their numbers.
+        named: Of ``product``: the parts of rows of the first tensor that are not zero; None: all
+            may be something.
     """
 
     operand: int
@@ -82,6 +85,16 @@ class RaggedTerm:
     tangents: frozenset[int]
     padding: int = -1
     index: fx.Node | None = None
+    named: NamedParts | None = None
+
+
+def _of_parts(term: RaggedTerm, added: Mapping[Buffer, NamedParts]) -> RaggedTerm:
+    """The same term, of the parts of rows alone that something was added to."""
+    rows = term.tensors[0]
+    named = added.get(rows.buffer)
+    if term.how != "product" or named is None or rows.tail != (rows.buffer.entries,):
+        return term
+    return replace(term, named=named)
 
 
 @final
@@ -217,10 +230,12 @@ class Cutter:
         own = tuple(t for b, t in tensors.items() if b.role == "room" and b not in kept)
         given = kept | {t.buffer for t in made}
         of_back = kept | {t.buffer for t in own}
+        outer = kept | {t.buffer for t in [*made, *tensors.values()]}
         forward, back, without = (
-            together(steps, kept | {t.buffer for t in [*made, *tensors.values()]})
-            for steps in (forward, back, without)
+            of_named(together(steps, outer), outer) for steps in (forward, back, without)
         )
+        added = parts_added(back)
+        terms = [_of_parts(t, added) for t in terms]
         if sum(b.entries for b in low.weights.values()) > MOST_WEIGHTS:
             raise Refused("its weights are large")
         outside = {t.buffer for t in made} & kept

@@ -15,7 +15,7 @@ from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, Payload
 from geartrain.native import pool
 from geartrain.native.fused import packed
-from geartrain.native.ragged import RowsToLearn
+from geartrain.native.ragged import UNNAMED, RowsToLearn
 from geartrain.native.steady import firing
 from geartrain.nn.operands import Operands
 from geartrain.nn.ragged.calls import RaggedCall, RaggedFound, RaggedKept, address_of
@@ -54,12 +54,12 @@ class RaggedPlan:
         self.floats: list[tuple[int, int]] = []
         self.held: list[tuple[int, int, bool]] = []
         self.numbers: list[tuple[int, str]] = []
-        self.operands: list[tuple[int, int, bool | None]] = []
+        self.operands: list[tuple[int, int, bool | None, int]] = []
         for buffer, slot in routine.slots.items():
             role, number = buffer.role, buffer.number
             if role in ("operand", "weight", "turned"):
                 turned = None if role == "operand" else role == "turned"
-                self.operands.append((slot, number, turned))
+                self.operands.append((slot, number, turned, buffer.parts))
             elif buffer in residuals:
                 self.residuals.append((slot, residuals[buffer]))
             elif buffer in made:
@@ -272,11 +272,13 @@ class RaggedProgram:
         known = self._always.get(plan)
         if known is None:
             operands, found, held = self._operands.tensors(), [0] * plan.routine.size, []
-            for slot, k, turned in plan.operands:
+            for slot, k, turned, parts in plan.operands:
                 x = operands[k].contiguous()
                 if x.dtype is not self._cut.dtype:
                     raise ProtocolError(f"a weight is {x.dtype}, and was {self._cut.dtype}")
-                held.append(x if turned is None else packed(matrix(x), turned=turned))
+                if turned is not None:
+                    x = packed(matrix(x), turned=turned, parts=parts)
+                held.append(x)
                 found[slot] = held[-1].data_ptr()
             known = self._always[plan] = found, held
         return known[0]
@@ -325,9 +327,18 @@ class RaggedProgram:
                 return None
             buffer, (width,) = term.tensors[0].buffer, term.tensors[0].tail
             times = buffer.entries // max(width, 1)
-            piece = lying[0], lying[-1], buffer.kind, times, sizes[buffer.kind] * times
+            n = sizes[buffer.kind] * times
+            piece = lying[0], lying[-1], buffer.kind, times, *self._naming(term, kept), n
             some.append((parameter, piece))
         return learnt if whole.add_all_in(learnt, some) else None
+
+    def _naming(self, term: RaggedTerm, kept: RaggedKept) -> tuple[int, int, int, int]:
+        """What names the parts of rows that a product is of, as C has it."""
+        named = term.named
+        ints = None if named is None else kept.ints[self._places[cast(Any, named.numbers.node)]]
+        if named is None or ints is None or not ints.is_contiguous():
+            return UNNAMED
+        return ints.data_ptr(), named.parts, named.kind, named.times
 
     def _lying(
         self, buffer: Buffer, kept: RaggedKept, made: Sequence[Tensor], dys: Sequence[Tensor]

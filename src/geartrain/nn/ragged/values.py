@@ -235,6 +235,7 @@ class Buffer:
         role: Who has it.
         number: Which of those with the role.
         node: What row numbers are computed by.
+        parts: Of a weight, that many shares of its rows are packed one by one.
     """
 
     kind: int
@@ -243,6 +244,24 @@ class Buffer:
     role: Role = "room"
     number: int = 0
     node: fx.Node | None = None
+    parts: int = 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NamedParts:
+    """Which parts of rows are read or written, where others are not or are zero.
+
+    Args:
+        numbers: Of the parts, among those of all rows.
+        parts: Of each row.
+        kind, times: Numbers are so many times the rows of that kind.
+    """
+
+    numbers: Buffer
+    parts: int
+    kind: int
+    times: int
 
 
 @final
