@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 import geartrain as gt
 from geartrain.native import operations, sums
+from geartrain.native.ragged import RowsToLearn
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.products import outer_suits
 from geartrain.nodes.slot import Slot, summed
@@ -173,8 +174,8 @@ def test_rows_without_elements_go_back_whatever_their_shape(shape: tuple[int, ..
 def test_gradients_without_elements_are_not_for_c() -> None:
     rows, empty = torch.randn(4, 3), torch.zeros(3, 0)
     assert not sums.suits(sums.Unsummed(empty, False, [rows], [torch.zeros(4, 0)]), torch.float32)
-    assert not sums.may_be_summed(empty, 4, torch.float32)
-    assert not sums.GradientCall(torch.float32).may_add(sums.GradientPlace(empty), 4)
+    for call in (RowsToLearn(torch.float32), sums.GradientCall(torch.float32)):
+        assert not call.may_add(sums.GradientPlace(empty), 4)
 
 
 @pytest.mark.usefixtures("needs_kernels")

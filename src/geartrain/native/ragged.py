@@ -24,7 +24,7 @@ import torch
 from geartrain.errors import ProtocolError
 from geartrain.native import library
 from geartrain.native.fused import ENDLESS, NEVER_ENDS, Op, Step
-from geartrain.native.sums import GradientPlace, may_be_summed
+from geartrain.native.sums import GradientPlace, may_sum, most_work
 
 _ENTRIES: Final = 4096
 _MOST_MEMBERS: Final = 256
@@ -127,16 +127,16 @@ class RowsToLearn:
         dtype: Of all of them.
     """
 
-    __slots__ = ("_count", "_dtype", "_words", "_work")
+    __slots__ = ("_count", "_dtype", "_most", "_words", "_work")
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+        self._dtype, self._most = dtype, most_work() if may_sum(dtype) else -1
         self._words: list[int] = []
         self._count = self._work = 0
 
     def may_add(self, place: GradientPlace, n: int) -> bool:
         """Whether it is for this gradient and n rows."""
-        return may_be_summed(place.out, n, self._dtype)
+        return place.plain and n * place.size <= self._most and place.dtype is self._dtype
 
     def add(self, place: GradientPlace, pieces: Sequence[tuple[int, ...]], *, add: bool) -> None:
         """A product or a sum, for one weight.

@@ -79,12 +79,6 @@ def most_work() -> int:
     return MOST_ALONE if torch.get_num_threads() == 1 else MOST_WORK
 
 
-def may_be_summed(out: Tensor, n: int, dtype: torch.dtype) -> bool:
-    """Whether a gradient of n rows of a dtype, where they lie, is for C."""
-    fits = out.dtype is dtype and out.is_contiguous() and out.is_cpu and out.numel() > 0
-    return fits and n * out.numel() <= most_work() and may_sum(dtype)
-
-
 @final
 class GradientPlace:
     """Where a gradient lies that C adds to.
