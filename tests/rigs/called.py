@@ -389,6 +389,75 @@ def widest(run: str) -> Graph:
     return graph
 
 
+class Wanted(nn.Module):
+    """The state, how much it wants what comes next, and half of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, 1)
+
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return h / 2, torch.sigmoid(self.map(h)), h
+
+
+class Block(nn.Module):
+    """Two states, the first by what was wanted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, a: Tensor, wanted: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        made = torch.tanh(self.map(a))
+        return b + wanted * made, made * a
+
+
+def past(
+    run: str, *, looks: bool, experts: int = 1, all_read: bool = True, block: type[Block] = Block
+) -> Graph:
+    """Rows go through one of some blocks, or past all, twice; then all of an instance meet."""
+    graph = Graph(vertex=("token",), value=("n",), run="auto" if run == "whole" else "steps")
+    own = {"keep": "activations"}
+    state = graph.input("x").through(linear(), name="first", **own)
+    for k in range(2):
+        wanting = state.through(Wanted().double(), name=f"wanted {k}", **own)
+        ways = wanting.route(
+            (lambda m: (m.payload[1][:, 0] > 0.5).numpy() * (1 + m.token % experts))
+            if looks
+            else lambda m: m.token % (experts + 1),
+            experts + 1,
+        )
+        made = [
+            way.through(block().double(), name=f"block {k} {j}", **own)
+            for j, way in enumerate(ways[1:])
+        ]
+        both = graph.merge(*made, ways[0].through(lambda a, b, c: (c, a), name=f"past {k}"))
+        state = both.through(_one if all_read else _first, name=f"one {k}", **own)
+    met = state.group(by="instance", size=lambda m: m.n, how="mean", name="mean")
+    met.through(linear(), name="last", **own).loss(squared)
+    return graph
+
+
+def _one(a: Tensor, b: Tensor) -> Tensor:
+    return a - b.square()
+
+
+def _first(a: Tensor, b: Tensor) -> Tensor:
+    return a.tanh()
+
+
+def tokens_in_bags() -> list[Instance]:
+    rng = np.random.default_rng(4)
+    return [
+        Instance(
+            {"x": torch.from_numpy(rng.standard_normal((n, WIDTH)))},
+            {"token": rng.integers(0, 5, n)},
+            value={"n": n},
+        )
+        for n in (3, 6, 4, 1, 5, 2)
+    ]
+
+
 def bags() -> list[Instance]:
     rng = np.random.default_rng(3)
     return [

@@ -165,6 +165,8 @@ class _Builder:
         self._made: dict[Stream, AbstractValue] = {}
         self._stages: dict[int, AbstractStage] = {}
         self._inner: list[Inner] = []
+        self._tapes = not self._has(Grouping | Ungrouping | Holding)
+        self._looked: set[Stream] = set()  # streams that may lie where others do
 
     def nodes(self, door_place: Place) -> tuple[LoopDoor, LoopNode]:
         region, place = self._region, self._place
@@ -217,7 +219,7 @@ class _Builder:
             ahead=set(region.deciding) <= set(region.deciders.parting),
             gathers=self._has(Grouping | Joining),
             holds=self._has(Holding),
-            tapes=not self._has(Grouping | Ungrouping | Holding),
+            tapes=self._tapes,
             losses=self._judged,
             parted=[
                 v for v in {*self._made.values(), *self._own.values()} if isinstance(v, Parted)
@@ -288,9 +290,47 @@ class _Builder:
         found = self._made.get(root)
         if found is None:
             maker = self._maker(root)
-            found = Stored(self._number()) if maker is None else self._virtual(*maker)
+            if maker is not None:
+                found = self._virtual(*maker)
+            else:
+                found = self._past(root) or Stored(self._number())
             self._made[root] = found
         return found
+
+    def _past(self, root: Stream) -> Picked | None:
+        """The value of a stream of which some rows are picked of those that modules make the others
+        of: they all lie where these do, and none is copied."""
+        if self._tapes or root in self._looked:
+            return None
+        self._looked.add(root)
+        ends = [o for o in self._members.values() if self._root(("in", o.id, 0)) == root]
+        makers = [o for o in self._members.values() if self._makes(o, root)]
+        entered = any(self._root(("in", *port)) == root for port in self._region.entries)
+        if entered or any(isinstance(o, Holding | Ungrouping) for o in (*ends, *makers)):
+            return None
+        if not all(isinstance(o, Through) and self._is_plain(o) for o in makers):
+            return None
+        picks = [o for o in makers if o.id in self._picks]
+        which = {tuple(self._picks[o.id]) for o in picks}
+        sources = {self._root(("in", o.id, 0)) for o in makers}
+        if len(picks) == len(makers) or len(which) != 1 or len(sources) != 1 or root in sources:
+            return None
+        (some,), source = which, self._value(("in", makers[0].id, 0))
+        if not isinstance(source, Stored) or len(set(some)) < len(some):
+            return None
+        found = Picked(self._number(), source, some)
+        self._own |= {("out", o.id, 0): found for o in picks}
+        return found
+
+    def _makes(self, operator: AbstractOperator, root: Stream) -> bool:
+        passes = isinstance(operator, Routing | Moving | Copying | Flatmapping | Stopping)
+        ports = range(0 if passes else operator.ways)
+        return any(self._root(("out", operator.id, port)) == root for port in ports)
+
+    def _is_plain(self, operator: Through) -> bool:
+        """Whether a module makes a row of each row, and reads nothing else."""
+        call = self._throughs[operator.id][0].call
+        return operator.memory is None and not call.inside and not call.pool
 
     def _number(self) -> int:
         self._count += 1
@@ -403,13 +443,22 @@ class _Builder:
             column = place.schema.state[operator.memory.column]
             reads = Reads(self._memory(operator.memory), column)
         source = self._value(("in", operator.id, 0))
-        into = self._value(("out", operator.id, 0))
-        assert isinstance(into, Stored)
+        into, which = self._into(operator)
         rest = choice, weights, source, reads
         self._inner.append(Inner(place.name, place, call, kernel, *rest, twin=twin))
         alone = operator.memory is not None or call.inside or call.pool or call.read
-        kin = None if alone else (source.number, into.number, call.take)
-        return CallStage(len(self._inner) - 1, source, into, pools=call.pool, kin=kin)
+        kin = None if alone else (source.number, into.number, which, call.take)
+        number = len(self._inner) - 1
+        return CallStage(number, source, into, pools=call.pool, kin=kin, which=which)
+
+    def _into(self, operator: Through) -> tuple[Stored, tuple[int, ...] | None]:
+        """The value that a module makes rows of, and which tensors of it; None: all."""
+        into = self._value(("out", operator.id, 0))
+        if isinstance(into, Picked):
+            assert isinstance(into.source, Stored)
+            return into.source, tuple(into.which)
+        assert isinstance(into, Stored)
+        return into, None
 
     def _memory(self, memory: Holding) -> Held | Stored:
         """What is read: held outside, or a value."""

@@ -69,13 +69,15 @@ class NativeReturn:
                 if value not in values:
                     values[value] = tables.write_value(value, held, self._read(value))
             into = values[module.layout.into]
-            rest = mine, held, into, self._turn.local, updates
+            local = self._turn.local
             one: Returning | SeveralReturning
             if isinstance(module, SeveralModule):
-                one = SeveralReturning(module, *rest)
+                one = SeveralReturning(module, mine, held, into, local, updates)
             else:
                 end = begin + sum([record[1] for record in mine])
-                one = Returning(module, *rest, wanted[begin:end], at_wanted + begin)
+                into = [into[k] for k in module.layout.which]
+                rest = wanted[begin:end], at_wanted + begin
+                one = Returning(module, mine, held, into, local, updates, *rest)
                 begin = end
             self._returning.append(one)
         self._passing.begin(sum([one.nbytes for one in self._returning]))
@@ -96,7 +98,11 @@ class NativeReturn:
         returning, self._returning = self._returning, []
         assert self._modules.dtype is not None
         call = GradientCall(self._modules.dtype)
-        came = [int(self._tables.modules[one.module.number, -2]) for one in returning]
+        columns = [int(self._tables.modules[one.module.number, -2]) for one in returning]
+        came = [
+            one.module.layout.came(bits) if isinstance(one, Returning) else bits
+            for one, bits in zip(returning, columns, strict=True)
+        ]
         for one, outputs in zip(returning, came, strict=True):
             if isinstance(one, Returning):
                 one.multiply(outputs, call)

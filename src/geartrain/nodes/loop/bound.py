@@ -204,7 +204,8 @@ class CalledModules:
                 module.renew(inner, kernel)
             else:
                 module = TurnModule(number, inner, kernel, layout)
-        self._held.reserve(layout.into, module.name, outputs)
+        which = None if isinstance(layout, SeveralLayout) else layout.which
+        self._held.reserve(layout.into, module.name, outputs, which)
         return module
 
     def _laid_out(
@@ -219,14 +220,15 @@ class CalledModules:
             return None
         number, into = self.number(stage), stage.into.number
         asked = stage.source.as_asked(self._turn.plan.numbers)
-        rest = number, form, tensors, columns, into, self._held
+        which = stage.which if isinstance(stage, CallStage) else None
+        rest = number, form, tensors, columns, into
         layout: CallLayout | SeveralLayout | None
         if isinstance(form, SeveralForm):
             reads = self._inner[number].reads
             memory = -1 if reads is None else reads.value
-            layout = self._tables.layout(SeveralLayout, *rest, memory, as_asked=asked)
+            layout = self._tables.layout(SeveralLayout, *rest, self._held, memory, as_asked=asked)
         else:
-            layout = self._tables.layout(CallLayout, *rest, as_asked=asked)
+            layout = self._tables.layout(CallLayout, *rest, which, self._held, as_asked=asked)
         if layout is not None:
             self.dtype = form.dtype
         return layout

@@ -125,13 +125,20 @@ class FiringTensors(AbstractTensors):
                 return
         write(self.reserve(number, name, columns), first, columns, rows)
 
-    def reserve(self, number: int, name: str, columns: Sequence[Tensor]) -> list[Tensor]:
+    def reserve(
+        self,
+        number: int,
+        name: str,
+        columns: Sequence[Tensor],
+        which: Sequence[int] | None = None,
+    ) -> list[Tensor]:
         """The buffers of a value, with room for all rows that are known.
 
         Args:
             number: Of the value.
             name: Who puts rows there.
             columns: Tensors like those that are put.
+            which: The tensors that these are, of a value that has rows; None: all.
 
         Raises:
             GraphError: They have another inner shape or dtype than those before.
@@ -147,7 +154,7 @@ class FiringTensors(AbstractTensors):
                 found = [self._empty(x, self._hoped(number)) for x in columns]
             self._values[number] = found
             return found
-        require_alike(name, columns, found)
+        require_alike(name, columns, found if which is None else [found[j] for j in which])
         return self.reserve_rows(number)
 
     def reserve_rows(self, number: int) -> list[Tensor]:

@@ -197,16 +197,16 @@ class Picked(AbstractValue):
 
     def __init__(self, number: int, source: AbstractValue, which: Sequence[int]) -> None:
         super().__init__(number)
-        self.source, self._which = source, which
+        self.source, self.which = source, which
 
     def gather(self, held: AbstractTensors, rows: IntArray) -> Payload:
-        return self.source.gather_some(held, rows, self._which)
+        return self.source.gather_some(held, rows, self.which)
 
     def gather_some(self, held: AbstractTensors, rows: IntArray, which: Sequence[int]) -> Payload:
-        return self.source.gather_some(held, rows, [self._which[j] for j in which])
+        return self.source.gather_some(held, rows, [self.which[j] for j in which])
 
     def width(self, held: AbstractTensors) -> int:
-        return len(self._which)
+        return len(self.which)
 
     def lengths(self, numbers: Numbers, rows: IntArray) -> IntArray | None:
         return self.source.lengths(numbers, rows)
@@ -214,7 +214,7 @@ class Picked(AbstractValue):
     def scatter(
         self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
-        found = put_back(gradient, self._which, self.source.width(held))
+        found = put_back(gradient, self.which, self.source.width(held))
         if any(g is not None for g in found):
             self.source.scatter(held, rows, found, at)
 
@@ -223,18 +223,18 @@ class Picked(AbstractValue):
 
     def gather_places(self, held: AbstractTensors, places: IntArray) -> Payload:
         payload = self.source.gather_places(held, places)
-        return tuple([payload[j] for j in self._which])
+        return tuple([payload[j] for j in self.which])
 
     def scatter_places(
         self, held: AbstractTensors, places: IntArray, gradient: Gradient, at: IntArray | None
     ) -> None:
-        found = put_back(gradient, self._which, self.source.width(held))
+        found = put_back(gradient, self.which, self.source.width(held))
         if any(g is not None for g in found):
             self.source.scatter_places(held, places, found, at)
 
     def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
         found: list[bool | None] = [None] * self.source.width(held)
-        for j, each in zip(self._which, given, strict=True):
+        for j, each in zip(self.which, given, strict=True):
             found[j] = bool(found[j] or each)
         self.source.reach(held, rows, found)
 
@@ -243,8 +243,8 @@ class Picked(AbstractValue):
 
     def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
         found = self.source.reads(held, rows)
-        return None if found is None else [found[j] for j in self._which]
+        return None if found is None else [found[j] for j in self.which]
 
     def whence(self, held: AbstractTensors, rows: IntArray) -> list[list[Whence]] | None:
         found = self.source.whence(held, rows)
-        return None if found is None else [found[j] for j in self._which]
+        return None if found is None else [found[j] for j in self.which]

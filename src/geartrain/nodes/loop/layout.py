@@ -93,6 +93,7 @@ class CallLayout:
         tensors: What its payload is made of, in the first of its calls.
         columns: Tensors like the columns that it reads besides.
         into: The value that it makes rows of.
+        which: For each output the tensor of that value that it is; None: they are all.
         held: Where the rows lie that it reads.
         as_asked: Whether all of it is rows of a stored value with the numbers that are asked for.
 
@@ -111,11 +112,13 @@ class CallLayout:
         tensors: Sequence[ReadTensor],
         columns: Sequence[Tensor],
         into: int,
+        which: Sequence[int] | None,
         held: FiringTensors,
         *,
         as_asked: bool,
     ) -> None:
         self.form, self.into, self.as_asked = form, into, as_asked
+        self.which = range(len(form.outputs)) if which is None else which
         self.payload = len(tensors)
         self.key = key_of(tensors)
         self.kinds = kinds_of(tensors, columns)
@@ -223,7 +226,7 @@ class CallLayout:
         self.looks_at = {(read.number, read.column) for read, _ in pairs if read.how == "max"}
         """Columns of values in which the way back looks for the largest members."""
         self.reads = np.zeros((len(pairs), calls.READ_WORDS), np.int64)
-        answers = self.form.gradients
+        form, answers = self.form, self.form.gradients
         for words, (read, home) in zip(self.reads, pairs, strict=True):
             source = (held.likes(read.number) or ())[read.column]
             kind, row = self._static(home)
@@ -233,9 +236,12 @@ class CallLayout:
                 j, i = i, self._copied[i]
                 first = self.form.lies[i] == j
             learns = read.learns and i in answers and first
-            mask = sum([1 << self.form.tangents[t] for t in answers[i]]) if learns else 0
+            columns = [self.which[form.tangents[t]] for t in answers[i]] if learns else []
+            mask = sum([1 << k for k in columns])
             words[:] = read_words(read, source, row, kind, RowsOf.FIXED, mask)
-        self.read_back = frozenset(j for how, j in self.form.residuals if how == "output")
+        self.read_back = frozenset(
+            self.which[j] for how, j in self.form.residuals if how == "output"
+        )
         """Columns of the value that it makes which the way back reads."""
         self.values = list(dict.fromkeys([self.into, *[v for v, _, _ in self._sources]]))
         """Whose gradients the way back reads, or adds to."""
@@ -362,7 +368,7 @@ class CallLayout:
         Returns:
             What stands for it.
         """
-        outputs, pointers, block = held.likes(self.into) or (), arena.pointers, self.block
+        outputs, pointers, block = self.outputs(held), arena.pointers, self.block
         self._operands = self.form.addresses(True)
         bases = self._operands.copy()
 
@@ -387,6 +393,15 @@ class CallLayout:
         self.at = object()
         return self.at
 
+    def outputs(self, held: FiringTensors) -> list[Tensor]:
+        """Where its outputs lie."""
+        likes = held.likes(self.into) or ()
+        return [likes[k] for k in self.which]
+
+    def came(self, columns: int) -> int:
+        """The outputs that have got gradients, as bits; of the columns of the value that have."""
+        return sum([1 << j for j, k in enumerate(self.which) if columns >> k & 1])
+
     def _now(self, held: FiringTensors) -> list[Tensor]:
         """What its reads read, where it lies now."""
         return [(held.likes(value) or ())[column] for value, column, _ in self._sources]
@@ -410,12 +425,12 @@ class CallLayout:
             sums: Of what rows are added up in.
             first: Their first.
             held: The tensors of the turn.
-            gradients: Of the value that it makes.
+            gradients: Of its outputs.
 
         Returns:
             Where all of it lies.
         """
-        outputs = held.likes(self.into) or ()
+        outputs = self.outputs(held)
         own = zip(back.pointers, self.back_blocks, strict=True)
         where = [
             *arena.pointers,

@@ -201,7 +201,9 @@ class NativeCalls:
     ) -> bool:
         """Have a module called in two where that is less work; whether it is."""
         plan, hoists = self._turn.plan, self._hoists
-        if not isinstance(stage, CallStage) or not hoists.may(stage.number, len(rows)):
+        if not isinstance(stage, CallStage) or stage.which is not None:
+            return False
+        if not hoists.may(stage.number, len(rows)):
             return False
         shared = shared_rows(tensors, plan.numbers.counts)
         if shared is None or shared.read.number in plan.numbers.places:

@@ -55,7 +55,7 @@ from geartrain.nodes.loop.plan import Called, CallStage, JointCall, joined
 from geartrain.nodes.loop.planner import Planner
 from geartrain.nodes.loop.stories import blame, story_of
 from geartrain.nodes.loop.tape import Taping
-from geartrain.nodes.loop.tensors import AbstractTensors, detached
+from geartrain.nodes.loop.tensors import AbstractTensors, detached, put_some, some_of
 from geartrain.nodes.loop.turn import (
     Got,
     Inner,
@@ -348,7 +348,7 @@ class LoopNode(AbstractNode):
         except Exception as error:
             story = story_of(inner, "forward", inputs, rows.state[INSTANCE], number, turn)
             raise WorkerError(f"{type(error).__name__} in node {story}: {error}") from error
-        held.put(stage.into.number, inner.name, called.first, outputs)
+        put_some(held, stage.into.number, inner.name, called.first, outputs, stage.which)
         turn.kept.append(kept if train else None)
 
     def _call_together(self, turn: Turn, together: JointCall) -> bool:
@@ -379,7 +379,8 @@ class LoopNode(AbstractNode):
             raise
         for one in inner:
             one.width = len(payload)
-        held.put(stage.into.number, inner[0].name, together.first, outputs)
+        into = stage.into.number
+        put_some(held, into, inner[0].name, together.first, outputs, stage.which)
         turn.kept += [KeptJointCall(together, kernels, found, residuals)] * len(found)
         self.calls += len(found)
         self.together += 1
@@ -620,6 +621,7 @@ class LoopNode(AbstractNode):
         if not isinstance(stage, CallStage):
             stage.source.scatter(held, read, gradient)
             return
+        gradient = some_of(gradient, stage.which)
         inner = self._inner[stage.number]
         into = GradientSum(()) if inner.weights is None else inner.weights.gradient
         left = turn.left(number)
@@ -658,6 +660,7 @@ class LoopNode(AbstractNode):
         if mine is not None or touched is None or not touched[first : first + len(rows)].all():
             return False
         gradient = held.gradient(into, first, len(rows), None)
+        gradient = some_of(gradient, together.stages[0].which)
         inner = [self._inner[number] for number in together.numbers]
         sums = [GradientSum(()) if i.weights is None else i.weights.gradient for i in inner]
         ends = np.cumsum(together.sizes)[:-1]

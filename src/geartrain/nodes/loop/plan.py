@@ -198,6 +198,7 @@ class CallStage(AbstractStage):
         into: The value that it makes rows of.
         pools: Whether it makes one row of each bundle.
         kin: Calls that are equal in this may be taken together; None: it is called alone.
+        which: For each tensor that it gives, the one of ``into`` that it is; None: they are all.
     """
 
     def __init__(
@@ -208,10 +209,11 @@ class CallStage(AbstractStage):
         *,
         pools: bool,
         kin: Hashable | None = None,
+        which: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
         self.number, self.source, self.into, self.pools = number, source, into, pools
-        self.kin = kin
+        self.kin, self.which = kin, which
 
     def apply(
         self, port: int, rows: RowNumbers, plan: LoopPlan

@@ -34,7 +34,7 @@ class Returning:
         module: It.
         records: Theirs.
         held: The tensors of the turn.
-        gradients: Of the value that it makes.
+        gradients: Of its outputs.
         local: Slot to its place in the turn.
         updates: By part, of which update the gradient of each place is.
         wanted: uint8, by row; C writes to all of it.
@@ -256,7 +256,7 @@ class Returning:
             how, number = home = form.residuals[k]
             if how != "output":
                 return self.module.arena.view(layout.block[home], self._first, self._n)
-            x = (held.likes(layout.into) or ())[number]
+            x = layout.outputs(held)[number]
         else:
             gradient = self._gradients[form.tangents[k - len(form.residuals)]]
             assert gradient is not None

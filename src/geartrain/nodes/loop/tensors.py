@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from torch import Tensor
 from geartrain.errors import GraphError
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.nodes.loop.numbers import Numbers
+
+NOWHERE: Final = np.zeros(0, np.int64)
 
 
 class AbstractTensors(ABC):
@@ -116,6 +119,40 @@ class AbstractTensors(ABC):
         if found is None:
             found = self.touched[number] = np.zeros(self.numbers.counts[number], np.bool_)
         return found
+
+
+def put_some(
+    held: AbstractTensors,
+    number: int,
+    name: str,
+    first: int,
+    columns: Payload,
+    which: Sequence[int] | None,
+) -> None:
+    """Rows of a stored value from row ``first`` on, of which some tensors are all that is read.
+
+    Args:
+        held: Gets them.
+        number: Of the value, which has rows.
+        name: Who puts them.
+        first: The first of them.
+        columns: What they hold.
+        which: For each of these the tensor of the value that it is; None: they are all.
+    """
+    if which is not None:
+        like = held.gather_places(number, NOWHERE)
+        require_alike(name, columns, [like[j] for j in which])
+        given = dict(zip(which, columns, strict=True))
+        n = columns[0].shape[0]
+        columns = tuple(
+            [given[j] if j in given else x.new_empty((n, *x.shape[1:])) for j, x in enumerate(like)]
+        )
+    held.put(number, name, first, columns)
+
+
+def some_of(payload: Gradient, which: Sequence[int] | None) -> Gradient:
+    """Those of the tensors of a value that a module gives; None: all."""
+    return payload if which is None else tuple([payload[j] for j in which])
 
 
 def detached(payload: Sequence[Tensor]) -> Payload:
