@@ -143,7 +143,9 @@ class Engine:
         rounds = Rounds(self.wiring, settings.max_rounds)
         for node in self.wiring.nodes.values():
             if isinstance(node, LoopNode):
-                node.planner.watch, node.planner.window = rounds.refuse, rounds.window
+                planner = node.planner
+                planner.watch, planner.window = rounds.refuse, rounds.window
+                planner.endless, planner.patient = rounds.refuse_all, rounds.patient
         self.router = Router(self.wiring, rounds, apart=self.sharing.copies > 1)
         self.homes = Homes(self.wiring, self.sharing, workers, names, placement or {}, costs or {})
         self.gone: set[int] = set()

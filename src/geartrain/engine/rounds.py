@@ -32,6 +32,11 @@ once a vertex, or once a step, edge and vertex; a loop that ends by what it comp
 hundreds of steps. At some 100 µs for a firing of one row, a cycle is told after ten seconds or so,
 and has left 100 MB behind where a row keeps a kilobyte."""
 
+_LOOK_FOR: Final = (
+    "Look for a cycle in its columns, such as a vertex that is its own ancestor, and for a where() "
+    "that never ends a row"
+)
+_REMEDY: Final = "Schedule(max_rounds=...)"
 _WINDOW: Final = 4096  # rows, or
 _RECORDS: Final = 512  # batches that wait to be counted
 _GROWN_BYTES: Final = 1 << 26
@@ -50,6 +55,7 @@ class Rounds:
     Attributes:
         ports: Where rows enter a loop again; every cycle of the graph has one.
         window: Rows that go round uncounted, at most.
+        patient: Whether a user has said how often they may.
     """
 
     def __init__(self, wiring: Wiring, most: int | None = None) -> None:
@@ -60,6 +66,7 @@ class Rounds:
         for inner in wiring.loops.values():
             self._readers.update(inner)
         self.window = _WINDOW if most is None else min(_WINDOW, max(1, most // 8))
+        self.patient = most is not None
         self._waiting: list[Passed] = []
         self._rows = 0
         self._counts = np.zeros(64, np.int64)  # by slot
@@ -97,6 +104,22 @@ class Rounds:
             EndlessLoopError: One instance's rows have gone round too often in it.
         """
         self._refuse(np.bincount(np.concatenate([slots for _, slots in passed])), passed)
+
+    def refuse_all(self, passed: Sequence[Passed]) -> None:
+        """Rows have gone round in one firing, and the last of them would without end.
+
+        Raises:
+            EndlessLoopError: Always.
+        """
+        self.refuse(passed)
+        port, last = passed[-1]
+        slot = int(last[0])
+        times = sum(int(np.count_nonzero(slots == slot)) for _, slots in passed)
+        raise EndlessLoopError(
+            f"rows of {self._arena.describe(slot)} have gone round the loop of {self._loop(port)} "
+            f"{times:,} times, and come again and again to where they have been. {_LOOK_FOR}; or, "
+            f"if a function of it draws numbers, say how often they may: {_REMEDY}"
+        )
 
     def look(self, port: Port, batch: Forward) -> None:
         """Look at rows that go round.
@@ -148,9 +171,7 @@ class Rounds:
         )
         raise EndlessLoopError(
             f"rows of {arena.describe(slot)} have gone round the loop of {self._loop(port)} "
-            f"{int(counts[slot]):,} times, more than {limit}. Look for a cycle in its columns, "
-            "such as a vertex that is its own ancestor, and for a where() that never ends a row; "
-            "or allow more: Schedule(max_rounds=...)"
+            f"{int(counts[slot]):,} times, more than {limit}. {_LOOK_FOR}; or allow more: {_REMEDY}"
         )
 
     def _loop(self, port: Port) -> str:

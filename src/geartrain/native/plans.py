@@ -15,7 +15,7 @@ from geartrain.native.rows import Rows, pointer
 EVENT_WORDS: Final = 5
 MOST_MODULES: Final = 62
 """Modules of a loop that are told apart by the bits of a number."""
-_CROWDED: Final = 1  # of what C returns
+_CROWDED, _ENDLESS = 1, 4  # of what C returns
 _MOST_WORDS: Final = 1 << 24
 _VISITS: Final = 4
 """So often rows of a vertex are told of, most of the time."""
@@ -52,6 +52,23 @@ class EnteringRows(NamedTuple):
 
 
 @final
+class ToldPlan(NamedTuple):
+    """What C has found.
+
+    Args:
+        events: ``EVENT_WORDS`` each: of what, who, how many, what else, and where its words are.
+        words: These.
+        counts: The rows of each value then.
+        endless: Whether there is no end: then it is told as far as rows came where they had been.
+    """
+
+    events: list[list[int]]
+    words: Rows
+    counts: list[int]
+    endless: bool
+
+
+@final
 class PlannedRows:
     """Makes plans of one loop.
 
@@ -70,7 +87,7 @@ class PlannedRows:
 
     def make(
         self, where: Rows, tables: Rows, entering: Sequence[EnteringRows], counts: Sequence[int]
-    ) -> tuple[list[list[int]], Rows, list[int]] | None:
+    ) -> ToldPlan | None:
         """What becomes of rows that enter.
 
         Args:
@@ -80,8 +97,7 @@ class PlannedRows:
             counts: Rows of each value before.
 
         Returns:
-            The events, ``EVENT_WORDS`` each: of what, who, how many, what else, and where its words
-            are; these words; and the rows of each value then. None: it is for others to plan.
+            What is found; None: it is for others to plan.
         """
         native = library.current()
         if native is None:
@@ -103,11 +119,12 @@ class PlannedRows:
             rest = [pointer(each) for each in (came, now, sizes, events, out)]
             places = (pointer(where), where.size, pointer(tables), tables.shape[1])
             trouble = native.plan(self._at, *places, len(entering), *rest)
-            if not trouble:
+            if trouble in (0, _ENDLESS):
                 self._between = max(self._between, int(sizes[2]))
                 found = made_words((int(sizes[1]),))  # it stays as long as the turn
                 found[:] = out[: found.size]
-                return events[: int(sizes[0])].tolist(), found, now.tolist()
+                told = events[: int(sizes[0])].tolist()
+                return ToldPlan(told, found, now.tolist(), trouble == _ENDLESS)
             if trouble != _CROWDED or self._words >= _MOST_WORDS:
                 return None
             self._events, self._words = 2 * self._events, 2 * self._words

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, cast, final
+from typing import Any, Final, TypeAlias, cast, final
 
 import numpy as np
 
@@ -51,6 +51,12 @@ _IN_VAIN: Final = 4
 """So many refusals in a row, and a chart is not asked again."""
 _ASKED_TWICE: Final = 1024
 """Vertices of which functions have said the same twice until they are believed."""
+
+Passed: TypeAlias = list[tuple[tuple[int, int], IntArray]]
+"""Where rows have gone round, and the slots of their instances, one entry a row."""
+
+Watch: TypeAlias = Callable[[Passed], None]
+"""Raises if rows of an instance have gone round too often."""
 
 Asked = Callable[[Forward, View], Sequence[IntArray]]
 """What functions say of rows: one table or several."""
@@ -155,19 +161,23 @@ class Chart:
         self._where = np.empty(0, np.int64)
         self._refused = 0
 
-    def plan(self, plan: LoopPlan) -> list[tuple[tuple[int, int], IntArray]] | None:
+    def plan(self, plan: LoopPlan, endless: Watch | None = None) -> Passed | None:
         """Make a plan of the rows that wait at its stages.
+
+        Args:
+            plan: Gets to know it.
+            endless: Refuses rows that go round without end.
 
         Returns:
             Where rows have gone round, and the slots of their instances; None: it refuses.
         """
         if self._refused >= _IN_VAIN or plan.numbers.places or library.current() is None:
             return None
-        passed = self._made(plan)
+        passed = self._made(plan, endless)
         self._refused = 0 if passed is not None else self._refused + 1
         return passed
 
-    def _made(self, plan: LoopPlan) -> list[tuple[tuple[int, int], IntArray]] | None:
+    def _made(self, plan: LoopPlan, endless: Watch | None) -> Passed | None:
         entering = [
             EnteringRows(k, np.ascontiguousarray(rows.numbers), np.ascontiguousarray(rows.state))
             for k, stage in enumerate(self._stages)
@@ -194,11 +204,17 @@ class Chart:
         self._where[state[VERTEX]] = -1
         if found is None:
             return None
+        told = _PlanTold(self._stages, self._backs, len(state), found.events, found.words)
+        if found.endless:
+            if endless is not None:
+                endless(told.passed())
+            return None
         for stage in self._stages:
             if stage.waiting[0]:
                 stage.take(0)
                 stage.sent = False
-        return _PlanTold(self._stages, self._backs, len(state), *found[:2]).fill(plan, found[2])
+        told.fill(plan, found.counts)
+        return told.passed()
 
 
 @final
@@ -223,10 +239,18 @@ class _PlanTold:
         self._stages, self._backs, self._columns = stages, backs, columns
         self._events, self._words = events, words
 
-    def fill(self, plan: LoopPlan, counts: list[int]) -> list[tuple[tuple[int, int], IntArray]]:
+    def passed(self) -> Passed:
+        """Where rows have gone round, and the slots of their instances."""
+        words = self._words
+        return [
+            (self._backs[who], words[at : at + n])
+            for kind, who, n, _, at in self._events
+            if kind == EventKind.A_ROUND
+        ]
+
+    def fill(self, plan: LoopPlan, counts: list[int]) -> None:
         """Have a plan know it."""
         words = self._words
-        passed: list[tuple[tuple[int, int], IntArray]] = []
         groups: dict[int, tuple[list[IntArray], list[IntArray]]] = {}
         calls: list[tuple[CallStage, RowNumbers, int]] = []
         for kind, who, n, more, at in self._events:
@@ -241,12 +265,9 @@ class _PlanTold:
                 members, sizes = groups.setdefault(who, ([], []))
                 members.append(words[at : at + more])
                 sizes.append(words[at + more : at + more + n])
-            else:
-                passed.append((self._backs[who], words[at : at + n]))
         self._group(plan, groups)
         self._call(plan, calls)
         plan.numbers.counts[:] = counts
-        return passed
 
     def _rows(self, n: int, at: int) -> RowNumbers:
         begin, columns = at + n, self._columns
@@ -299,6 +320,7 @@ class Charting:
         stages: All of it.
         passing, collecting, calls: Those of them that let rows pass, bring rows together, and are
             modules.
+        round: Stages that lie on a loop, or before one.
         masks: By module, as bits, itself, those that it sends rows in the same round, and those
             behind it in any.
         senders: By what brings rows together, by identity, the modules that send it some.
@@ -311,12 +333,17 @@ class Charting:
         passing: Sequence[AbstractStage],
         collecting: Sequence[AbstractStage],
         calls: Sequence[CallStage],
+        round: Sequence[AbstractStage],
         masks: Sequence[tuple[int, int, int]],
         senders: Mapping[int, Sequence[CallStage]],
         enough: int,
     ) -> None:
         self._stages, self._calls = stages, calls
-        self._lists, self._senders, self._enough = (passing, collecting, calls), senders, enough
+        self._lists, self._senders, self._enough = (
+            (passing, collecting, calls, round),
+            senders,
+            enough,
+        )
         self._tables, self._backs = _Tables(), list[tuple[int, int]]()
         self._number = {id(stage): k for k, stage in enumerate(stages)}
         self._masks = {id(call): bits for call, bits in zip(calls, masks, strict=True)}
@@ -337,7 +364,7 @@ class Charting:
             told.append([kind, *self._links(stage), *senders, *rest])
         if self._place is None:
             return None
-        head, body = 7 + len(told), list[int]()
+        head, body = 8 + len(told), list[int]()
         lists: list[int] = []
         for some in self._lists:
             lists.append(head + len(body))

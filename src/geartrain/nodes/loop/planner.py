@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final, TypeAlias, final
+from typing import Final, final
 
 import numpy as np
 
 from geartrain.errors import StuckError
 from geartrain.frames.message import INSTANCE, IntArray
-from geartrain.nodes.loop.charts import Chart, Charting
+from geartrain.nodes.loop.charts import Chart, Charting, Passed, Watch
 from geartrain.nodes.loop.numbers import Numbers
 from geartrain.nodes.loop.plan import (
     AbstractStage,
@@ -21,18 +21,14 @@ from geartrain.nodes.loop.plan import (
     LoopPlan,
     RowNumbers,
 )
+from geartrain.nodes.loop.repeats import LONG_AFTER, Repeats
 from geartrain.nodes.loop.values import Stored
 
-Passed: TypeAlias = list[tuple[tuple[int, int], IntArray]]
-"""Where rows have gone round, and the slots of their instances, one entry a row."""
 SHARE: Final = 0.5
 """Modules with at least this share of the rows of the fullest are called before what lies between
 modules is looked at again: that takes longer than a call of few rows."""
 ENOUGH: Final = 1024
 """Rows that wait at a module of no loop, which may be sent more, until it is called."""
-
-Watch: TypeAlias = Callable[[Passed], None]
-"""Raises if rows of an instance have gone round too often."""
 
 
 @final
@@ -60,7 +56,9 @@ class Planner:
         exits, losses, values: How many.
 
     Attributes:
-        watch: Refuses endless loops.
+        watch: Refuses rows that go round too often.
+        endless: Refuses rows that come to where they were, and would without end.
+        patient: Whether ``watch`` alone decides where functions may draw numbers.
         window: Rows that go round until it looks again.
     """
 
@@ -79,11 +77,13 @@ class Planner:
         self._collecting = [s for s in self._others if s.collects]
         places = {id(call): 1 << k for k, call in enumerate(self._calls)}
         reached = [_reached_from(call) - {id(call)} for call in self._calls]
-        gathering = [*self._calls, *self._collecting]
-        ever = {id(stage): _reached_from(stage, round_again=True) for stage in gathering}
+        gathering = {id(stage) for stage in [*self._calls, *self._collecting]}
+        ever = {id(stage): _reached_from(stage, round_again=True) for stage in stages}
+        on = {at for at, found in ever.items() if at in found}
+        self._round = [stage for stage in stages if not on.isdisjoint(ever[id(stage)])]
         # Those that it sends rows in any round, and that send it none themselves.
         behind = [
-            {at for at in ever[id(call)] if at in ever and id(call) not in ever[at]}
+            {at for at in ever[id(call)] if at in gathering and id(call) not in ever[at]}
             for call in self._calls
         ]
         self._masks = [
@@ -103,7 +103,8 @@ class Planner:
         self._stages, self._looked = stages, False
         self._chart: Chart | None = None
         self.watch: Watch | None = None
-        self.window = 4096
+        self.endless: Watch | None = None
+        self.patient, self.window = False, 4096
         self._passed: Passed = []
         self._unseen = 0
 
@@ -142,11 +143,13 @@ class Planner:
                 self.watch(passed)
             return
         self._passed, self._unseen = [], 0
+        repeats = Repeats()
         while True:
             self._settle(plan)
             ready = self._ready()
             if not ready:
                 break
+            self._look_for_an_end(repeats, plan)
             if len(ready) == 1:
                 self._run(ready[0], 0, ready[0].take(0), plan)
                 continue
@@ -162,13 +165,24 @@ class Planner:
             self.watch(self._passed)
         self._check_empty()
 
+    def _look_for_an_end(self, repeats: Repeats, plan: LoopPlan) -> None:
+        """A turn begins: refuse a loop that has none, if columns alone decide."""
+        repeats.turns += 1
+        if repeats.turns < LONG_AFTER or plan.run is not None or self.patient:
+            return
+        if self.endless is not None:
+            waiting = [[rows.state for rows in call.waiting[0]] for call in self._round]
+            if repeats.look(waiting, len(self._passed)):
+                self.endless(self._passed)
+
     def _charted(self, plan: LoopPlan) -> Passed | None:
         """Have C make a plan, and where rows have gone round; None: it does not."""
         if not self._looked:
             self._looked = True
-            parts = self._passing, self._collecting, self._calls, self._masks, self._senders
+            kinds = self._passing, self._collecting, self._calls, self._round
+            parts = *kinds, self._masks, self._senders
             self._chart = Charting(self._stages, *parts, ENOUGH).chart()
-        return None if self._chart is None else self._chart.plan(plan)
+        return None if self._chart is None else self._chart.plan(plan, self.endless)
 
     def _ready(self) -> list[CallStage]:
         """Modules to be called now; others for which rows wait may be sent more by these."""
