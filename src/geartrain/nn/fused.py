@@ -21,7 +21,7 @@ from geartrain.native import pool
 from geartrain.native.calls import RoutineForm
 from geartrain.native.fused import At, Op, Step, Steps, packed
 from geartrain.native.steady import firing
-from geartrain.nn.packs import Looks, OperandPlaces, Runs, columns_of
+from geartrain.nn.packs import OperandPlaces, Runs, Seen, columns_of
 from geartrain.nn.terms import Term
 from geartrain.nodes.products import matrix
 
@@ -104,7 +104,7 @@ class PackedWeights:
     def __init__(self) -> None:
         self._firing = 0
         self._held: dict[Routine, OperandPlaces] = {}
-        self._looked, self._looks = 0, Looks()  # in which firing, at what
+        self._looked, self._looks = 0, Seen()  # in which firing, at what
         self._rows = self._before = 0
 
     def begin(self) -> None:

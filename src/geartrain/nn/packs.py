@@ -21,7 +21,7 @@ from geartrain.nodes.products import matrix
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
 """Columns of a weight: first and end of those that are neighbours."""
-Looks: TypeAlias = dict[int, tuple[object, ...]]
+Seen: TypeAlias = dict[int, tuple[object, ...]]
 """By operand, what tells that it lies where it lay."""
 
 
@@ -63,7 +63,7 @@ class OperandPlaces:
         self._held: list[Tensor] = []
         self._packing = Packing(dtype)
         self._copies: list[tuple[int, Tensor, Runs]] = []
-        self._looks: Looks | None = None
+        self._looks: Seen | None = None
         self._read: Sequence[int] = ()
         self._thread = get_ident()
 
@@ -109,7 +109,7 @@ class OperandPlaces:
         """Of what is packed."""
         return self._packing.nbytes
 
-    def renew(self, operands: Sequence[Tensor], looks: Looks) -> bool:
+    def renew(self, operands: Sequence[Tensor], looks: Seen) -> bool:
         """Be for these operands, which may have changed; False: they lie elsewhere, or another
         thread may be reading what is packed.
 
@@ -131,7 +131,7 @@ class OperandPlaces:
         self.pack()
         return True
 
-    def _look(self, operands: Sequence[Tensor], looks: Looks) -> None:
+    def _look(self, operands: Sequence[Tensor], looks: Seen) -> None:
         """Look at those that are read, as far as nobody has."""
         for k in self._read:
             if k not in looks:

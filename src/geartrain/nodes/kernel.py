@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError, ProtocolError
-from geartrain.frames.counted import consecutive
+from geartrain.frames.counted import sliced
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.kinds import require_class, require_kind
 from geartrain.native.calls import CallForm
@@ -216,8 +216,8 @@ def lying(kept: Payload, rows: IntArray | None) -> Payload | None:
     neighbours."""
     if rows is None:
         return kept
-    first = consecutive(rows) if rows.size else -1
-    return None if first < 0 else tuple([x[first : first + rows.size] for x in kept])
+    at = sliced(rows)
+    return tuple([x[at] for x in kept]) if isinstance(at, slice) else None
 
 
 def require_counts(name: str, kernels: Sequence[AbstractKernel]) -> tuple[int | None, ...]:

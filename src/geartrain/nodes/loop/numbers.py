@@ -6,7 +6,7 @@ from typing import final
 
 import numpy as np
 
-from geartrain.frames.counted import consecutive, counted
+from geartrain.frames.counted import consecutive, counted, sliced
 from geartrain.frames.message import IntArray, ranges
 
 
@@ -171,6 +171,5 @@ class Numbers:
 
     def sides(self, number: int, rows: IntArray) -> list[IntArray]:
         """Of joined rows: the row of each value beneath."""
-        first = consecutive(rows) if rows.size else 0
-        which = rows if first < 0 else slice(first, first + rows.size)
+        which = sliced(rows)
         return [side.values[which] for side in self._joined[number]]
