@@ -21,9 +21,10 @@ from geartrain.graph.deciding import reads_payload
 from geartrain.graph.graph import Graph
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.loop import planner
-from geartrain.nodes.loop.members import Members, Sides
+from geartrain.nodes.loop.members import Members
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loop.pieces import TapeTensors
+from geartrain.nodes.loop.sides import Sides
 from geartrain.nodes.loop.turn import KeptCall
 from geartrain.parts.rules import Rules
 from geartrain.parts.triggers import Flush, Instances, Rows

@@ -16,8 +16,10 @@ from geartrain.frames.frame import Arena, Schema
 from geartrain.frames.message import INSTANCE, VERTEX, IntArray
 from geartrain.nodes.group import Group
 from geartrain.nodes.join import JoinNode
-from geartrain.nodes.loop import members
-from geartrain.nodes.loop.members import Members, Sides
+from geartrain.nodes.loop import sides as sides_of_joins
+from geartrain.nodes.loop import sorting
+from geartrain.nodes.loop.members import Members
+from geartrain.nodes.loop.sides import Sides
 from geartrain.nodes.node import Place
 
 KEY, SLOT, SIZE = 2, 3, 4
@@ -159,10 +161,13 @@ def test_a_second_row_of_a_port_is_refused_and_who_is_absent_is_told(key, monkey
 
 
 def test_sides_are_sorted_when_all_ports_have_come(monkeypatch):
-    seen, before = [], members._by_key
-    monkeypatch.setattr(
-        members, "_by_key", lambda keys, places: seen.append(places.size) or before(keys, places)
-    )
+    seen, before = [], sorting.by_key
+
+    def by_key(keys, places):
+        seen.append(places.size)
+        return before(keys, places)
+
+    monkeypatch.setattr(sides_of_joins, "by_key", by_key)
     sides, state = Sides(JoinNode(place(), 3, [KEY], "tuple"), 3), np.zeros((5, 4), np.int64)
     state[KEY] = np.arange(4)
     for port in range(3):
@@ -216,8 +221,8 @@ def test_rows_that_come_twice_by_every_port_are_refused(monkeypatch):
 def test_rows_ascend_when_their_keys_do(columns):
     keys = [np.array(column) for column in columns]
     rows = [*zip(*columns, strict=True)]
-    assert members._ascend(keys) == all(a < b for a, b in pairwise(rows))
-    assert members._ascend(keys, strictly=False) == all(a <= b for a, b in pairwise(rows))
+    assert sorting.ascend(keys) == all(a < b for a, b in pairwise(rows))
+    assert sorting.ascend(keys, strictly=False) == all(a <= b for a, b in pairwise(rows))
 
 
 @settings(max_examples=60)
@@ -230,10 +235,10 @@ def test_rows_are_in_the_order_of_all_keys_however_they_are_sorted(seed, ranges,
     draw = np.random.default_rng(seed)
     keys = [draw.integers(-each, each, 300) if each > 1 else np.full(300, 3) for each in ranges]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(members, "_MANY", many)
-        found = members._order(keys)
-        order, starts, counts = members._by_key(keys, None)
-        with_places = members._by_key(keys, draw.permutation(300))[0]
+        patch.setattr(sorting, "_MANY", many)
+        found = sorting.order_of(keys)
+        order, starts, counts = sorting.by_key(keys, None)
+        with_places = sorting.by_key(keys, draw.permutation(300))[0]
     assert found.tolist() == np.lexsort(tuple(keys)[::-1]).tolist()
     assert order.tolist() == np.lexsort(tuple(keys)).tolist()
     distinct = {tuple(int(key[i]) for key in keys) for i in range(300)}

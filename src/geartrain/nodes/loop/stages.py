@@ -18,8 +18,9 @@ from geartrain.nodes.control import AbstractStep, by_columns
 from geartrain.nodes.group import Group
 from geartrain.nodes.join import JoinNode
 from geartrain.nodes.loop.columns import SideBySide
-from geartrain.nodes.loop.members import Members, Sides
+from geartrain.nodes.loop.members import Members
 from geartrain.nodes.loop.plan import AbstractStage, LoopPlan, RowNumbers
+from geartrain.nodes.loop.sides import Sides
 from geartrain.nodes.loop.values import AbstractValue, Grouped, Parted, Unbundled
 from geartrain.nodes.structure import Flatmap, Ungroup
 
