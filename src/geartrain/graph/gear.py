@@ -38,7 +38,7 @@ from geartrain.frames.message import (
     wants_gradient,
 )
 from geartrain.graph.operator import Spec
-from geartrain.graph.through import AbstractUse
+from geartrain.graph.use import AbstractUse
 from geartrain.kinds import require_each, require_entries
 from geartrain.nodes.call import Call, one_by_one
 from geartrain.nodes.node import AbstractNode, Emission, Place, Spared

@@ -31,7 +31,7 @@ from geartrain.frames.message import (
     join_gradient,
 )
 from geartrain.graph.operator import Spec, describe
-from geartrain.graph.through import AbstractUse
+from geartrain.graph.use import AbstractUse
 from geartrain.nodes.call import Call, one_by_one
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.stage import GraphNode

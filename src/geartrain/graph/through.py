@@ -7,11 +7,10 @@ keep ─► RowNode with a kernel, RowNode that runs again, GraphNode; ReadoutNo
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +39,7 @@ from geartrain.graph.operator import (
 )
 from geartrain.graph.padded import tell_of_padding
 from geartrain.graph.sample_rows import SampleRows
+from geartrain.graph.use import AbstractUse
 from geartrain.nodes.call import Call, as_payload
 from geartrain.nodes.casts import Cast, around
 from geartrain.nodes.choice import UNDECIDED, AbstractChoice, Experience, choice_of
@@ -62,29 +62,6 @@ from geartrain.nodes.readout import ReadoutNode
 from geartrain.nodes.remembering import Remembering, RememberingRead
 from geartrain.nodes.stage import GraphNode
 from geartrain.nodes.weights import AbstractWeights
-
-
-class AbstractUse(ABC):
-    """How a node with ``keep="graph"`` uses its module, where it is not the plain way."""
-
-    ways: ClassVar[int] = 1
-    ports: ClassVar[tuple[str, ...]] = ("",)
-
-    @abstractmethod
-    def specs(self, name: str, given: Spec, sent: Spec) -> list[Spec]:
-        """What leaves, by port, where the plain way would send ``sent``.
-
-        Raises:
-            GraphError: The module does not fit this use.
-        """
-
-    @abstractmethod
-    def make(self, place: Place, call: Call, weights: AbstractWeights | None) -> AbstractNode:
-        """A fresh node."""
-
-    @abstractmethod
-    def detail(self) -> str:
-        """What the printed graph says of it."""
 
 
 @final

@@ -39,7 +39,8 @@ from geartrain.graph.operators import (
 )
 from geartrain.graph.overlap import Overlapped, OverlapRule
 from geartrain.graph.synthetic import Synthesizing
-from geartrain.graph.through import AbstractUse, Through
+from geartrain.graph.through import Through
+from geartrain.graph.use import AbstractUse
 from geartrain.kinds import require_each, require_kind
 from geartrain.nodes.group import Column
 from geartrain.nodes.loss import Metric, Target

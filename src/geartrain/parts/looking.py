@@ -18,7 +18,8 @@ from geartrain.codec import require_like
 from geartrain.errors import CheckpointError
 from geartrain.nodes.weights import WeightVersion
 from geartrain.parts.late.delay import AbstractDelay
-from geartrain.parts.late.views import AbstractView, Viewed
+from geartrain.parts.late.seeing import Viewed
+from geartrain.parts.late.views import AbstractView
 from geartrain.schema import Count, Finite, NotNegative, read
 
 
