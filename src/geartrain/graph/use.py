@@ -1,5 +1,5 @@
-"""Another way to use a module than to run it and answer its gradient: what gears, overlapping losses
-and synthetic gradients are made of.
+"""How a node may use its module, other than to run it and to answer its gradient: gears,
+overlapping losses and synthetic gradients are such uses.
 
                      ┌─► streams, one for each port
 rows ─► the module ──┤

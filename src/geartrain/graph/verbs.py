@@ -1,19 +1,16 @@
 """What may be done with rows on their way: the verbs of a stream, each with what it refuses.
 
 A stream is an output port of an operator. A verb writes the operator behind it, and gives the
-stream behind that.
+stream behind that. Verbs that run nothing are those of ``AbstractRows``.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
 from typing import Any, Self
 
 from geartrain.bounds import require_whole
 from geartrain.errors import GraphError
-from geartrain.frames.frame import View
 from geartrain.graph.arguments import (
     called,
     function_and_part,
@@ -21,44 +18,24 @@ from geartrain.graph.arguments import (
     require_arguments,
     works_as,
 )
-from geartrain.graph.draft import Draft
-from geartrain.graph.ends import Losing, Outputting, Stopping
+from geartrain.graph.ends import Losing, Outputting
 from geartrain.graph.gear import Gear, Geared
 from geartrain.graph.memory import Holding
-from geartrain.graph.operator import AbstractOperator, Keep, PartLike
-from geartrain.graph.operators import (
-    Detaching,
-    Flatmapping,
-    Grouping,
-    Merging,
-    Moving,
-    Replaying,
-    Routing,
-    Splitting,
-    Ungrouping,
-)
+from geartrain.graph.operator import Keep, PartLike
+from geartrain.graph.operators import Replaying
 from geartrain.graph.overlap import Overlapped, OverlapRule
+from geartrain.graph.rows import AbstractRows
 from geartrain.graph.synthetic import Synthesizing
 from geartrain.graph.through import Through
 from geartrain.graph.use import AbstractUse
-from geartrain.kinds import require_each, require_kind
-from geartrain.nodes.group import Column
 from geartrain.nodes.loss import Metric, Target
-from geartrain.nodes.reductions import How
 from geartrain.nodes.replay import REPLAY, Draw, Replays
 
 
-class AbstractStream(ABC):
+class AbstractStream(AbstractRows):
     """Rows on their way from one operator to the next; every verb gives the stream behind it."""
 
-    __slots__ = ("_draft", "operator", "port")
-
-    def __init__(self, draft: Draft, operator: AbstractOperator, port: int) -> None:
-        self._draft, self.operator, self.port = draft, operator, port
-
-    @abstractmethod
-    def _at(self, operator: AbstractOperator, port: int = 0) -> Self:
-        """Another stream of the same graph."""
+    __slots__ = ()
 
     def through(
         self,
@@ -323,138 +300,6 @@ class AbstractStream(ABC):
             operator.experience.done = other.experience.done
         return self._add(operator)
 
-    def where(
-        self, predicate: Callable[[View], Any], *, name: str | None = None
-    ) -> tuple[Self, Self]:
-        """Split rows in two (Cond): those for which the predicate holds, and the others.
-
-        Args:
-            predicate: Gets a ``View`` of n rows, returns n booleans (numpy or torch), or integers:
-                it holds where they are not 0.
-        """
-        require_arguments("where", predicate=predicate)
-        operator = Routing(self._draft.name(name, "where"), self._source, predicate, 2, True)
-        yes = self._add(operator)
-        return yes, self._at(operator, 1)
-
-    def route(
-        self, choose: Callable[[View], Any], ways: int, *, name: str | None = None
-    ) -> tuple[Self, ...]:
-        """Split rows over several streams (Cond).
-
-        Args:
-            choose: Gets a ``View`` of n rows (state, frame, ``payload``), returns n integers in
-                ``[0, ways)``.
-            ways: How many streams.
-        """
-        require_whole(f"route(ways={ways!r})", ways, 1)
-        require_arguments("route", choose=choose)
-        operator = Routing(self._draft.name(name, "route"), self._source, choose, ways, False)
-        self._add(operator)
-        return tuple(self._at(operator, k) for k in range(ways))
-
-    def move(self, *, name: str | None = None, **fields: Callable[[View], Any] | int) -> Self:
-        """Give state columns new values (Isu): ``move(vertex=lambda m: m.parent, step=0)``.
-
-        No inverse is needed. ``vertex`` and ``edge`` are numbered inside the instance.
-        """
-        for column, value in fields.items():
-            wanted = "a function of a View, or a whole number"
-            require_kind("move", Callable | Integral, wanted, **{column: value})
-        if not fields:
-            raise ValueError("move() got no column; name one: move(vertex=lambda m: m.parent)")
-        for column in fields:
-            self._draft.declare(column)
-        return self._add(Moving(self._draft.name(name, "move"), self._source, fields))
-
-    def group(
-        self,
-        by: str | Sequence[str] | Mapping[str, Callable[[View], Any] | int],
-        size: int | Column,
-        *,
-        order: Column | None = None,
-        how: How = "stack",
-        name: str | None = None,
-    ) -> Self:
-        """Collect the members of a key into one row (Group).
-
-        Args:
-            by: State columns of the key, or column to the function that sets it first:
-                ``by={"vertex": lambda m: m.parent}`` gathers children at their parent. A group
-                never spans instances.
-            size: How many members a group has: a number, a column, or a function of the ``View``.
-            order: Position 0..size-1 of a member: a column or a function; None sorts by state. Like
-                ``size`` it sees the member as it came, before ``by`` sets anything.
-            how: ``stack`` makes ``(n, size, ...)``; ``sum``, ``mean``, ``max`` reduce; ``bundle``
-                makes one message of all members, which may be of any number.
-        """
-        require_arguments("group", by=by, order=order)
-        columns: Mapping[str, Callable[[View], Any] | int | None]
-        if isinstance(by, Mapping):
-            columns = dict(by)
-            for column in columns:
-                self._draft.declare(column)
-        else:
-            columns = dict.fromkeys((by,) if isinstance(by, str) else by)
-        if not isinstance(size, str) and not callable(size):
-            wanted = "1 member or more, a column, or a function of a View"
-            require_whole(f"group(size={size!r})", size, 1, wanted)
-        if how not in ("stack", "sum", "mean", "max", "bundle"):
-            raise ValueError(f"group(how={how!r}): give one of stack, sum, mean, max, bundle")
-        operator = Grouping(
-            self._draft.name(name, "group"), self._source, columns, size, order, how
-        )
-        return self._add(operator)
-
-    def ungroup(self, *, index: str | None = None, name: str | None = None) -> Self:
-        """Turn each row of k parts ``(n, k, ...)``, or each bundle, into k rows (Ungroup).
-
-        Args:
-            index: State column that numbers the parts from 0; ``vertex`` puts part i at vertex i.
-        """
-        require_arguments("ungroup", index=index)
-        if index is not None:
-            self._draft.declare(index)
-        return self._add(Ungrouping(self._draft.name(name, "ungroup"), self._source, index))
-
-    def flatmap(
-        self,
-        over: str = "edge",
-        *,
-        count: Callable[[View], Any] | None = None,
-        name: str | None = None,
-    ) -> Self:
-        """Send each row once for each edge that leaves its vertex (Flatmap); none is allowed.
-
-        Args:
-            over: ``edge``: the state column ``edge`` then names the edge. With ``count``: the
-                column that numbers the copies from 0; ``vertex`` puts copy i at vertex i.
-            count: Gets a ``View``, returns each row's number of copies.
-        """
-        require_arguments("flatmap", over=over, count=count)
-        if over == "edge" and count is None and self._draft.edge is None:
-            raise GraphError(
-                "flatmap over edges, but instances have none: declare Graph(edge=()) or with "
-                "columns"
-            )
-        if over != "edge" and count is None:
-            raise ValueError(
-                f"flatmap(over={over!r}): give count=..., the number of copies of a row"
-            )
-        self._draft.declare(over)
-        return self._add(Flatmapping(self._draft.name(name, "flatmap"), self._source, over, count))
-
-    def split(self, *sizes: int, name: str | None = None) -> tuple[Self, ...]:
-        """Cut the last dimension into pieces (Split)."""
-        what = f"split({', '.join(map(repr, sizes))})"
-        if not sizes:
-            raise ValueError(f"{what}: give one size or more")
-        for size in sizes:
-            require_whole(what, size, 1, "sizes of 1 or more")
-        operator = Splitting(self._draft.name(name, "split"), self._source, sizes)
-        self._add(operator)
-        return tuple(self._at(operator, k) for k in range(len(sizes)))
-
     def loss(
         self,
         criterion: Callable[..., Any],
@@ -538,40 +383,3 @@ class AbstractStream(ABC):
             require_whole(f"output(take={take!r:.80})", take, 0, "a payload tensor's, or None")
         operator = Outputting(self._draft.name(name, "output"), self._source, take, alone)
         self._add(operator)
-
-    def stop(self, *, name: str | None = None) -> None:
-        """Swallow the rows; their gradient is zero."""
-        self._add(Stopping(self._draft.name(name, "stop"), [[self._source]]))
-
-    def detach(self, *, name: str | None = None) -> Self:
-        """Pass the rows on and answer zero at once: no gradient crosses here."""
-        return self._add(Detaching(self._draft.name(name, "detach"), [[self._source]]))
-
-    def join(self, *streams: AbstractStream) -> Self:
-        """Let more streams lead into a loop (only for what ``Graph.loop`` returned)."""
-        if not isinstance(self.operator, Merging):
-            raise GraphError(
-                f"'{self.operator.name}' is a {self.operator.kind}; join() is for graph.loop(), "
-                "and graph.merge(a, b) makes one stream of two"
-            )
-        self._require_one_graph(streams)
-        self.operator.sources[0].extend(s._source for s in streams)
-        return self
-
-    def __repr__(self) -> str:
-        return f"<stream of '{self.operator.name}' port {self.port}>"
-
-    @property
-    def _source(self) -> tuple[AbstractOperator, int]:
-        return self.operator, self.port
-
-    def _add(self, operator: AbstractOperator) -> Self:
-        """The first port of what is written behind this stream."""
-        self._draft.add(operator)
-        return self._at(operator)
-
-    def _require_one_graph(self, streams: Sequence[AbstractStream]) -> None:
-        require_each(self.operator.name, AbstractStream, "streams of this graph", streams=streams)
-        for stream in streams:
-            if stream._draft is not self._draft:
-                raise GraphError(f"{stream} belongs to another graph")
