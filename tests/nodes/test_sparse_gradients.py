@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from geartrain.nodes.gradient import GradientSum, _say_that_checks_are_off
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.slots import _say_that_checks_are_off
 
 
 @pytest.mark.parametrize("asked", [True, False])

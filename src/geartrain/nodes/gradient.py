@@ -18,11 +18,9 @@ parameter's dtype, and only the product of one pair is rounded to bfloat16.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
-from operator import is_
 from typing import Final, Protocol, final
 
 import numpy as np
@@ -35,7 +33,8 @@ from geartrain.native import operations, sums
 from geartrain.nodes.apart import PutApart, RowsOfUpdates, for_rows
 from geartrain.nodes.computed import AbstractComputed
 from geartrain.nodes.looked_up import LookedUpSums, Lookup
-from geartrain.nodes.slot import ALONE, Pairs, Runs, Slot, joined, summed, summed_each
+from geartrain.nodes.slot import ALONE, Pairs, Runs, Slot, summed, summed_each
+from geartrain.nodes.slots import MOST_WAITING, Slots
 from geartrain.nodes.unrecorded import Unrecorded
 
 _FEW: Final = 32
@@ -48,9 +47,6 @@ fit that is over never come again."""
 
 _SORTED: Final = 512
 """Rows of several updates that are put apart at once: such few updates have many rows each."""
-
-_MOST_WAITING: Final = 2048
-"""Rows of operands after which they are multiplied without waiting for the step."""
 
 
 class AbstractSource(Protocol):
@@ -92,7 +88,6 @@ class GradientSum:
     __slots__ = (
         "_ahead",
         "_apart",
-        "_asked",
         "_computed",
         "_later",
         "_later_rows",
@@ -103,10 +98,9 @@ class GradientSum:
     )
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        self._slots = {p: Slot(p) for p in parameters}
+        self._slots = Slots(parameters)
         self._later: dict[AbstractSource, list[Payload]] = {}
         self._later_rows = 0
-        self._asked: tuple[Sequence[torch.nn.Parameter], list[Slot]] = (), []
         self._updates: IntArray | int | None = None
         self._apart = PutApart()
         self._ahead: list[GradientSum] = []
@@ -174,8 +168,8 @@ class GradientSum:
             operations.tell(left.shape[1], n, right.shape[1])
         slot.waiting += n
         slot.products.append((left, right))
-        if slot.waiting >= _MOST_WAITING:
-            self._multiply_waiting(slot)
+        if slot.waiting >= MOST_WAITING:
+            self._slots.multiply_waiting(slot)
 
     def add_later(self, source: AbstractSource, found: Payload, n: int) -> bool:
         """Keep what a call has found for its parameters, of n rows, to be sorted with others.
@@ -187,7 +181,7 @@ class GradientSum:
             return False
         self._later.setdefault(source, []).append(found)
         self._later_rows += n
-        if self._later_rows >= _MOST_WAITING:
+        if self._later_rows >= MOST_WAITING:
             self._sort()
         return True
 
@@ -204,15 +198,15 @@ class GradientSum:
             slot = slot.part(columns)
         slot.waiting += sum([left.shape[0] for left, _ in pairs])
         slot.products += pairs
-        if slot.waiting >= _MOST_WAITING:
-            self._multiply_waiting(slot)
+        if slot.waiting >= MOST_WAITING:
+            self._slots.multiply_waiting(slot)
 
     def add_sums(self, parameter: torch.nn.Parameter, rows: Sequence[Tensor]) -> None:
         """``add_sum`` of several that wait together."""
         slot = self._slots[parameter]
         slot.waiting += sum([x.shape[0] for x in rows])
         slot.sums += rows
-        if slot.waiting >= _MOST_WAITING:
+        if slot.waiting >= MOST_WAITING:
             slot.add_up_waiting()
 
     def _sort(self) -> None:
@@ -232,15 +226,13 @@ class GradientSum:
             return
         slot.waiting += n
         slot.sums.append(rows)
-        if slot.waiting >= _MOST_WAITING:
+        if slot.waiting >= MOST_WAITING:
             slot.add_up_waiting()
 
     def add_sum_of_axes(self, parameter: torch.nn.Parameter, rows: Tensor) -> None:
         """Add ``rows.sum(0)``; rows ``(n, d)``, the parameter of any axes, with d entries."""
         if self._updates is not None:
-            with self._by_update(rows.shape[0]) as parts:
-                for into, at in parts:
-                    into.add_sum_of_axes(parameter, rows[at])
+            self._add_each(GradientSum.add_sum_of_axes, parameter, rows)
             return
         total = rows.sum(0, dtype=parameter.dtype)
         self._slots[parameter].begun().add_(total.view(parameter.shape))
@@ -254,9 +246,7 @@ class GradientSum:
         a * b entries in each row.
         """
         if self._updates is not None:
-            with self._by_update(indices.shape[0]) as parts:
-                for into, at in parts:
-                    into.add_products_at(parameter, indices[at], left[at], right[at])
+            self._add_each(GradientSum.add_products_at, parameter, indices, left, right)
             return
         begun = self._slots[parameter].begun().view(-1, left.shape[1], right.shape[1])
         order = indices.argsort()
@@ -301,9 +291,7 @@ class GradientSum:
         indices int64 ``(n,)``, rows ``(n, ...)``, the parameter ``(v, ...)``.
         """
         if self._updates is not None:
-            with self._by_update(indices.shape[0]) as parts:
-                for into, at in parts:
-                    into.add_rows(parameter, indices[at], rows[at])
+            self._add_each(GradientSum.add_rows, parameter, indices, rows)
             return
         self._slots[parameter].rows.append((indices, rows))
 
@@ -313,9 +301,7 @@ class GradientSum:
         indices ``(n,)`` integers, rows ``(n, ...)``, the parameter ``(v, ...)``.
         """
         if self._updates is not None:
-            with self._by_update(indices.shape[0]) as parts:
-                for into, at in parts:
-                    into.add_at(parameter, indices[at], rows[at])
+            self._add_each(GradientSum.add_at, parameter, indices, rows)
             return
         self._slots[parameter].begun().index_add_(0, indices, rows.to(parameter.dtype))
 
@@ -467,19 +453,20 @@ class GradientSum:
                 return
             self._apart.put(parameter, columns, rows)
 
-    @contextmanager
-    def _by_update(self, n: int) -> Iterator[list[tuple[GradientSum, Tensor]]]:
-        """The sums of the updates that n rows are of, and which of them; nothing is put apart."""
+    def _add_each(
+        self, add: Callable[..., None], parameter: torch.nn.Parameter, *rows: Tensor
+    ) -> None:
+        """Have rows added, by one of the methods above, to the sums of the updates that they are
+        of; nothing is put apart."""
         updates, self._updates = self._updates, None
         try:
             if isinstance(updates, int):
-                yield [(self._of(updates), torch.arange(n))]
-            elif updates is not None:
-                each = for_rows(updates, n) if n else updates[:0]
-                yield [
-                    (self._of(k), torch.from_numpy(np.flatnonzero(each == k)))
-                    for k in distinct(each).tolist()
-                ]
+                add(self._of(updates), parameter, *rows)
+            elif updates is not None and (n := rows[0].shape[0]):
+                each = for_rows(updates, n)
+                for k in distinct(each).tolist():
+                    at = torch.from_numpy(np.flatnonzero(each == k))
+                    add(self._of(k), parameter, *[x[at] for x in rows])
         finally:
             self._updates = updates
 
@@ -487,7 +474,7 @@ class GradientSum:
     def holds(self) -> bool:
         """Whether it may have what was added and has not been taken."""
         waits = self._later or self._apart or self._ahead or self._looked_up or self._computed
-        return bool(waits) or any(slot.holds for slot in self._slots.values())
+        return bool(waits) or self._slots.hold
 
     def sort_apart(self) -> None:
         """Add to the sums of their updates all that waits for it."""
@@ -532,31 +519,14 @@ class GradientSum:
             other._sort_apart()
             for parameter, slot in other._slots.items():
                 own = self._slots[parameter if names is None else names[parameter]]
-                self._absorb_slot(own, slot)
-
-    def _absorb_slot(self, own: Slot, its: Slot) -> None:
-        for columns, part in its.parts.items():
-            self._absorb_slot(own.part(columns), part)
-        own.products += its.products
-        own.rows += its.rows
-        own.sums += its.sums
-        own.waiting += its.waiting
-        if own.waiting >= _MOST_WAITING:
-            self._multiply_waiting(own)
-            own.add_up_waiting()
-        if not its.fresh and own.fresh:
-            own.buffer, its.buffer, own.fresh = its.buffer, own.buffer, False
-        elif not its.fresh:
-            own.written().add_(its.written())
-        its.forget()
+                self._slots.absorb(own, slot)
 
     def forget(self) -> None:
         """Drop what has been added."""
         self._later, self._later_rows = {}, 0
         self._apart, self._ahead, self._looked_up = PutApart(), [], LookedUpSums()
         self._computed = {}
-        for slot in self._slots.values():
-            slot.forget()
+        self._slots.forget()
 
     @contextmanager
     def multiplied(self) -> Iterator[None]:
@@ -572,16 +542,7 @@ class GradientSum:
         """Multiply and add up what waits; the sum of the squares of all entries, if it is known."""
         with Unrecorded():
             self.settle()
-            slots = [*self._slots.values()]
-            if any(slot.parts for slot in slots):
-                slots = [each for slot in slots for each in (*slot.parts.values(), slot)]
-            squares = None if operations.listening else summed(slots)
-            for each in slots:
-                if each.products:
-                    self._multiply_waiting(each)
-                if each.sums:
-                    each.add_up_waiting()
-        return squares
+            return self._slots.multiply()
 
     def take(self, parameter: torch.nn.Parameter) -> Tensor | None:
         """The sum so far (None if nothing came); the next addition starts anew.
@@ -601,68 +562,21 @@ class GradientSum:
     def _take_each(
         self, parameters: Sequence[torch.nn.Parameter]
     ) -> tuple[list[Tensor | None], float | None]:
-        slots = self._ready(parameters)
+        self._settle_for_taking()
+        slots = self._slots.ready(parameters)
         known, self._squares = self._squares, None
         if known is None:
             squares = None if operations.listening else summed(slots)
         else:
             squares = known[0] if len(slots) == len(self._slots) else None
-        return self._taken(), squares
+        return self._slots.taken(), squares
 
-    def _ready(self, parameters: Sequence[torch.nn.Parameter]) -> Sequence[Slot]:
-        """What is to be added up before these are ``_taken``."""
+    def _settle_for_taking(self) -> None:
+        """Add to the slots what is kept beside them."""
         if self._later or self._looked_up or self._computed:
             self.settle()
         if self._apart:
             self._sort_apart()
-        if parameters is not self._asked[0]:  # hashes of tensors are slow
-            self._asked = parameters, [self._slots[parameter] for parameter in parameters]
-        slots = self._asked[1]
-        for slot in slots:
-            if slot.parts:
-                return [*(part for slot in slots for part in slot.parts.values()), *slots]
-        return slots
-
-    def _taken(self) -> list[Tensor | None]:
-        """The sums of those that are ready; the next additions start anew."""
-        return [self._take(slot) for slot in self._asked[1]]
-
-    def _take(self, slot: Slot) -> Tensor | None:
-        if slot.products:
-            self._multiply_waiting(slot)
-        if slot.sums:
-            slot.add_up_waiting()
-        for columns, part in slot.parts.items():
-            some = self._take(part)
-            if some is not None:
-                slot.add_part(columns, some)
-        dense = None if slot.fresh else slot.buffer
-        slot.fresh = True
-        if not slot.rows:
-            return dense
-        parts, slot.rows = slot.rows, []
-        parameter = slot.parameter
-        indices = torch.cat([i for i, _ in parts])
-        rows = torch.cat([r for _, r in parts]).to(parameter.dtype)
-        if dense is not None:
-            return dense.index_add_(0, indices, rows)
-        _say_that_checks_are_off()
-        return torch.sparse_coo_tensor(
-            indices[None], rows, tuple(parameter.shape), check_invariants=False
-        )
-
-    def _multiply_waiting(self, slot: Slot) -> None:
-        """Multiply the operands that wait, and join the rows of biases that share them."""
-        pairs, slot.products, slot.waiting = slot.products, [], 0
-        if not pairs:
-            return
-        lefts = [left for left, _ in pairs]
-        left, right = joined(lefts), joined([right for _, right in pairs])
-        for other in self._slots.values():
-            if len(other.sums) == len(lefts) and all(map(is_, other.sums, lefts)):
-                other.sums = [left]
-        with operations.told_before() if operations.listening else nullcontext():
-            slot.multiply(left, right)
 
 
 def take_together(
@@ -671,7 +585,9 @@ def take_together(
     """``take_each`` of several sums, each of some parameters."""
     with Unrecorded():
         kinds: dict[torch.dtype, list[int]] = {}
-        ready = [total._ready(parameters) for total, parameters in some]
+        for total, _ in some:
+            total._settle_for_taking()
+        ready = [total._slots.ready(parameters) for total, parameters in some]
         for k, slots in enumerate(ready):
             kinds.setdefault(slots[0].parameter.dtype, []).append(k)
         squares: list[float | None] = [None] * len(some)
@@ -679,15 +595,4 @@ def take_together(
             found = summed_each([ready[k] for k in numbers])
             for k, its in zip(numbers, found, strict=True):
                 squares[k] = its
-        return [(total._taken(), its) for (total, _), its in zip(some, squares, strict=True)]
-
-
-@cache
-def _say_that_checks_are_off() -> None:
-    """torch warns of unchecked sparse tensors, in an optimiser too, unless it has been told.
-
-    Who has asked for the checks keeps them.
-    """
-    checks = torch.sparse.check_sparse_tensor_invariants
-    if not checks.is_enabled():  # type: ignore[no-untyped-call]
-        checks.disable()  # type: ignore[no-untyped-call]
+        return [(total._slots.taken(), its) for (total, _), its in zip(some, squares, strict=True)]

@@ -30,23 +30,19 @@ from typing import Final, final
 from geartrain.errors import TransportError
 from geartrain.frames.message import IntArray
 from geartrain.transport.causal import CausalOrder
-from geartrain.transport.common import LENT, Common
+from geartrain.transport.common import Common
 from geartrain.transport.ends import Ends
+from geartrain.transport.incoming import Incoming
 from geartrain.transport.keys import Keys
-from geartrain.transport.overtaking import Overtaking
 from geartrain.transport.pulse import Pulse
 from geartrain.transport.record import (
     GONE,
     HEARD,
     MOST_BYTES,
-    SEVERAL,
     Bounds,
-    Envelope,
     Frame,
     Record,
-    decode,
     encode,
-    parted,
 )
 from geartrain.transport.rings import Rings
 from geartrain.transport.sockets import require_closed_to_others
@@ -103,8 +99,8 @@ class Transport:
             raise ValueError(f"Transport(generation={generation}): give 0 or more")
         require_closed_to_others(at, keys, plain)
         self._order: CausalOrder[Record] = CausalOrder(n, me)
-        self._me, self._n, self._generation = me, n, generation
-        self._bounds = Bounds(n, most_bytes)
+        self._me, self._generation = me, generation
+        self._most_bytes = most_bytes
         self._pulse, self._common, self._rings = pulse, common, rings
         self._pid = os.getpid()
         self._closed = False
@@ -112,7 +108,6 @@ class Transport:
         self.address = self._ends.address
         if rings is not None:
             self._ends.listen(rings.bell)
-        self._overtaking = Overtaking(me, self._order)
         self._looks = 0  # for messages, without one at the sockets
         for fd in watch:
             self.watch(fd)
@@ -120,7 +115,17 @@ class Transport:
         self._own: list[tuple[int, Record]] = []
         self._together = SaidTogether(me, self._order)
         self._counters = Counters(n)
-        self._dropped = 0
+        self._incoming = Incoming(
+            me,
+            generation,
+            Bounds(n, most_bytes),
+            self._order,
+            self._counters,
+            self._ends,
+            self._together,
+            common,
+            overtakes=rings is not None,
+        )
 
     def connect(
         self, addresses: Mapping[int, str], public_keys: Mapping[int, bytes] | None = None
@@ -278,10 +283,10 @@ class Transport:
         nbytes = len(frames[0])
         if len(frames) > 1:
             nbytes += sum(array.nbytes for array in frames[1:])
-        if nbytes > self._bounds.most_bytes:
+        if nbytes > self._most_bytes:
             raise TransportError(
                 f"a record of kind {record.kind} for process {to} has {nbytes:,} bytes, and "
-                f"{self._bounds.most_bytes:,} are the most; send fewer rows at a time"
+                f"{self._most_bytes:,} are the most; send fewer rows at a time"
             )
         rings = self._rings
         if rings is None or len(frames) > 1 or not rings.put(to, frames[0]):
@@ -342,7 +347,7 @@ class Transport:
                 taken += 1
                 self._accept([message[1]], message[0], found, by_ring=True)
             self._looks += 1
-            if not waits and self._looks < _RARELY and not self._overtaking.waits:
+            if not waits and self._looks < _RARELY and not self._incoming.waits:
                 return taken > 0
             self._looks = 0
         while taken < _MOST_A_POLL and (came := self._ends.take()) is not None:
@@ -358,83 +363,19 @@ class Transport:
         *,
         by_ring: bool = False,
     ) -> None:
-        envelope, record = decode(frames, self._bounds)
-        sender = envelope.sender
-        if known_as is not None and sender != known_as:
-            way = "ring" if by_ring else "key"
-            raise TransportError(
-                f"a message that says it is from process {sender} came by the {way} of process "
-                f"{known_as}: its record of kind {record.kind} was not read; end that process"
-            )
-        if envelope.generation != self._generation:
-            self._pass_over(envelope)
+        """Take a message in, and tell its sender if much has come since it was last told."""
+        sender = self._incoming.accept(frames, known_as, found, by_ring=by_ring)
+        if sender is None or not self._counters.owes_word(sender, self._order.delivered[sender]):
             return
-        if sender == self._me:
-            raise TransportError(f"process {sender} has two transports: one wrote to the other")
-        order = self._order
-        if sender in order.gone:
-            self._dropped += 1
-            return
-        overtaking = self._overtaking
-        if self._rings is None:
-            self._read(envelope, record, found)
-        elif not overtaking.keep(envelope, record, by_ring=by_ring):
-            self._read(envelope, record, found)
-            while (behind := overtaking.behind(sender)) is not None:
-                self._read(behind.envelope, behind.record, found)
-
-    def _read(self, envelope: Envelope, record: Record, found: list[tuple[int, Record]]) -> None:
-        """Take in the next message of its sender."""
-        sender, order, lent = envelope.sender, self._order, 0
-        if record.kind == LENT:
-            record, lent = self._borrowed(sender, record)
-        if record.kind == GONE:  # now: it may itself wait for what is lost
-            found += self._forgotten(record.ints[0])
-        released = order.receive(sender, envelope.stamp, record)
-        counters = self._counters
-        counters.received(sender, envelope.nbytes + lent, int(envelope.stamp[self._me, sender]))
-        self._deliver(released, found)
-        if counters.owes_word(sender, order.delivered[sender]) and self._ends.reaches(sender):
+        if self._ends.reaches(sender):
             self.send(sender, Record(HEARD))
-
-    def _deliver(
-        self, released: Sequence[tuple[int, Record]], found: list[tuple[int, Record]]
-    ) -> None:
-        for each in released:
-            if each[1].kind == SEVERAL:
-                found += [(each[0], record) for record in parted(each[1])]
-            elif each[1].kind != HEARD:
-                found.append(each)
-
-    def _borrowed(self, sender: int, record: Record) -> tuple[Record, int]:
-        if self._common is None:
-            raise TransportError(
-                f"process {sender} has left tensors in common memory, and process {self._me} has "
-                "none: both are to be given the same"
-            )
-        return self._common.take(sender, record)
 
     def forget(self, who: int) -> None:
         """A process is gone: nothing more of it is waited for, nor sent to it.
 
         Others that hear of it by a record ``GONE`` of whoever forgets it forget it as it arrives.
         """
-        self._own += self._forgotten(who)
-
-    def _forgotten(self, who: int) -> list[tuple[int, Record]]:
-        if who == self._me or not 0 <= who < self._n:
-            raise TransportError(f"process {self._me} was told that process {who} is gone")
-        if who in self._order.gone:
-            return []
-        found: list[tuple[int, Record]] = []
-        self._deliver(self._order.forget(who), found)
-        self._together.forget(who)
-        self._overtaking.forget(who)
-        self._ends.dismiss(who)
-        if self._common is not None:
-            self._common.forget(who)
-        self._counters.forget(who)
-        return found
+        self._own += self._incoming.forget(who)
 
     def confirm(self, to: int) -> None:
         """Tell a process, if it is by tcp, that what it has sent is here: it may wait for that."""
@@ -464,14 +405,6 @@ class Transport:
             kept += self.poll(min(left, _LOOK_S))
         self._own[:0] = kept
         return not self._counters.flying_bytes[by]
-
-    def _pass_over(self, envelope: Envelope) -> None:
-        if envelope.generation > self._generation:
-            raise TransportError(
-                f"process {envelope.sender} is of generation {envelope.generation}, process "
-                f"{self._me} of {self._generation}; a restart has to end the old processes first"
-            )
-        self._dropped += 1
 
     def in_flight_bytes(self, to: int) -> int:
         """Bytes sent to a process and not yet known to have been delivered there.
@@ -503,7 +436,7 @@ class Transport:
             tuple(self._counters.received_bytes),
             tuple(self._counters.flying_bytes),
             self._order.held,
-            self._dropped,
+            self._incoming.dropped,
             0 if self._ends.door is None else self._ends.door.refused,
         )
 

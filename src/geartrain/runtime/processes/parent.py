@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +27,6 @@ from geartrain.runtime.processes.contents import tensors_written
 from geartrain.runtime.processes.failures import error_of_json
 from geartrain.runtime.processes.flying import MOST_FLYING, Flying
 from geartrain.runtime.processes.handing import TOLD_S, Handing
-from geartrain.runtime.processes.lots import bytes_each, partial_lots, whole_lots, worth_a_lot
 from geartrain.runtime.processes.members import AbstractPool, raise_missing
 from geartrain.runtime.processes.messages import (
     Kind,
@@ -39,7 +37,9 @@ from geartrain.runtime.processes.messages import (
     named_to_record,
     record_to_named,
 )
+from geartrain.runtime.processes.quiet import Quiet, Release
 from geartrain.runtime.processes.returned import Returned
+from geartrain.runtime.processes.stocking import Stocking
 from geartrain.runtime.processes.waiting import waited_of
 from geartrain.transport.batches import to_record
 from geartrain.transport.link import Transport
@@ -78,26 +78,17 @@ class Parent:
         self._lost: list[int] = []  # copies of the model that have died with theirs
         if self._goes_on:
             engine.controller.keep_packed()
-        self._stocked = engine.stock_up()
-        self._empty = self._me if self._stocked else 0  # workers that have had no lot
-        self._ahead = feeder.waits_for_nobody and engine.may_go_ahead
-        self._finished = np.zeros(engine.sharing.copies, np.int64)  # in training, by copy
+        self._stock = Stocking(engine, feeder, self._me, cores() if pool.shares else None)
         self._place = pool.place()
         nodes = tuple(n.name for n in engine.wiring.nodes.values())
         self._names = Names(nodes, list(engine.parts))
         self._returned = Returned(engine)
-        n = self._me + 1
-        self._sent = np.zeros(n, np.int64)
-        self._had = np.zeros(n, np.int64)
-        self._idle: dict[int, tuple[Any, Any]] = {}  # worker to what it had sent and had when idle
+        self._quiet, self._release = Quiet(self._me), Release()
         self._stories: dict[int, list[str]] | None = None
         self._done: set[int] = set()
-        self._ending = self._resting = self._gave_up = self._stuck = self._short = False
+        self._ending = self._resting = self._gave_up = self._short = False
         self._dismissed = False  # workers have been told to end the pass, and may leave
-        self._told: dict[int, Any] = {}  # what copies of each worker say of themselves, at rest
-        self._released: dict[int, bool] = {}  # whether any of a worker has gone on without letters
         self._cut: WorkerDiedError | None = None  # what a worker has said of others
-        self._asked = 0  # how often they were, and anew after a death
         self._failure: BaseException | None = None
         self._transport: Transport | None = None
         self._flying = Flying(MOST_FLYING)
@@ -105,16 +96,20 @@ class Parent:
         self._began = time.perf_counter()
         self._slow = True  # whether the data were, when they were last asked
         self._apart_s = 0.0  # until all had what they were handed
-        self._bytes_each = 0  # of the rows of an instance, about
         self.seconds = 0.0
+
+    @property
+    def _link(self) -> Transport:
+        """To the workers, as soon as they have been handed the pass."""
+        assert self._transport is not None
+        return self._transport
 
     def go(self) -> None:
         """Until the pass is over; signals are heard meanwhile."""
         self._hand_over()
         self._apart_s = time.perf_counter() - self._began
         self._engine.wiring.arena.news = []
-        assert self._transport is not None
-        with self._transport.together():
+        with self._link.together():
             self._admit()
         while not self._done.issuperset(self._there):
             self._leave_if_abandoned()
@@ -124,8 +119,7 @@ class Parent:
         for k in self._lost:
             self._engine.sharing.lose(k)
             self._engine.sharing.balance(k)
-        assert self._transport is not None
-        traffic = self._transport.monitor()
+        traffic = self._link.monitor()
         self._tell_sent(self._me, zip(traffic.sent_messages, traffic.sent_bytes, strict=True))
 
     def _go_on_without(self, death: WorkerDiedError) -> None:
@@ -146,9 +140,7 @@ class Parent:
         )
         self._lost += lost
         unfinished = engine.lose(worker) if lost else 0
-        # What was said at rest before was without this; it is asked anew, under another number.
-        self._told, self._released, self._stuck = {}, {}, False
-        self._asked += 1
+        self._release.ask_anew()
         self._short = True
         self._watch.left(worker, death.how, unfinished, time.perf_counter() - self._began)
         self._end_if_ready()
@@ -173,12 +165,11 @@ class Parent:
 
     def _part_from(self, dead: Collection[int]) -> None:
         """Workers are gone: they are ended if they live, and nobody waits for what they sent."""
-        assert self._transport is not None
         for w in dead:
             self._pool.bury(w)
-            self._transport.forget(w)
+            self._link.forget(w)
             self._there.remove(w)
-            self._idle.pop(w, None)
+            self._quiet.busy(w)
             self._flying.told(w, 0)
         for w in dead:
             self._send_all(GONE, w)
@@ -281,7 +272,7 @@ class Parent:
             seed,
             tuple(self._returned.nodes),
             MOST_FLYING,
-            self._ahead,
+            self._stock.ahead,
         )
         self._handing.over(given, self._transport, lambda: self._feeder.look_ahead(engine))
 
@@ -291,9 +282,8 @@ class Parent:
 
     def _hear(self) -> None:
         """Take what has come, waiting for it for a moment."""
-        assert self._transport is not None
-        found = self._transport.poll(_WAIT_S)
-        with self._transport.together():
+        found = self._link.poll(_WAIT_S)
+        with self._link.together():
             self._take_all(found)
 
     def _take_all(self, found: Sequence[tuple[int, Record]]) -> None:
@@ -303,7 +293,7 @@ class Parent:
         for sender, record in found:
             if sender not in self._there:
                 continue
-            self._had[sender] += 1
+            self._quiet.had(sender)
             settled |= self._take(sender, record)
         died, self._cut = died or self._cut, None
         if died is not None:
@@ -313,7 +303,7 @@ class Parent:
         settled |= self._short and self._end_if_ready()
         if (settled or self._flying.limits) and not self._ending:
             self._admit()
-        elif len(self._idle) == len(self._there):
+        elif self._quiet.may_be(self._there):
             self._look_if_all_rest()
 
     def _look(self, *, quiet: bool) -> WorkerDiedError | None:
@@ -324,12 +314,11 @@ class Parent:
         Raises:
             WorkerDiedError: One has, and they may not.
         """
-        assert self._transport is not None
         try:
             if quiet:
-                transport = self._transport
-                self._require_all(self._me, transport.lost(), transport.unreached())
-            if self._transport.ready:
+                link = self._link
+                self._require_all(self._me, link.lost(), link.unreached())
+            if self._link.ready:
                 self._pool.check()
             self._pool.look()
         except WorkerDiedError as death:
@@ -341,11 +330,10 @@ class Parent:
     def _take(self, sender: int, record: Record) -> bool:
         """Whether there may be room for more."""
         if record.kind == Kind.REPORT:
-            self._idle.pop(sender, None)
+            self._quiet.busy(sender)
             return self._take_report(sender, Report.of_record(record, self._names))
         if record.kind == Kind.IDLE:
-            sent, had = record.arrays
-            self._idle[sender] = (sent, had)
+            self._quiet.idle(sender, *record.arrays)
         elif record.kind == Kind.NAMED:
             self._take_named(sender, *record_to_named(record))
         return False
@@ -364,7 +352,7 @@ class Parent:
             engine.controller.hold(part, holds)
         if not (report.matters or report.out.rounds):
             return False
-        self._count(report.out, tells=not self._stocked)  # workers with a stock know
+        self._count(report.out, tells=not self._stock.whole)  # workers with a stock know
         return report.matters
 
     def _count(self, out: Outbox, *, tells: bool = True) -> None:
@@ -372,9 +360,8 @@ class Parent:
         controller = self._engine.controller
         if controller.settle(out):
             slots = controller.finished_slots
-            if self._stocked:
-                copies = controller.finished_copies
-                self._finished += np.bincount(copies, minlength=self._finished.size)
+            if self._stock.whole:
+                self._stock.finished(controller.finished_copies)
             if tells:
                 for w, told in self._engine.tell_finished():
                     self._send(w, finished_to_record(told, slots))
@@ -385,33 +372,22 @@ class Parent:
         again = self._engine.controller.admit_again()
         if again is not None:
             return again
-        assert self._transport is not None
         if self._slow or not self._feeder.waits_for_nobody:
-            self._transport.flush()  # workers go on by it while the data are waited for
-        if self._stocked:
-            self._size_lots()
+            self._link.flush()  # workers go on by it while the data are waited for
+        if self._stock.whole:
+            seconds = time.perf_counter() - self._began - self._apart_s
+            self._stock.size(seconds, len(self._there))
         began = time.perf_counter()
         found = self._feeder.admit(self._engine)
         # Who has nothing yet gets its first lot at once, and not with those of all.
-        self._slow = self._empty > 0 or time.perf_counter() - began > _SLOW_S
-        self._empty -= 1
+        self._slow = self._stock.gives_a_first() or time.perf_counter() - began > _SLOW_S
         return found
-
-    def _size_lots(self) -> None:
-        """Have lots be as large as is worth a message."""
-        seconds = time.perf_counter() - self._began - self._apart_s
-        finished, left = self._engine.controller.finished, self._feeder.left
-        workers = len(self._there)
-        # Of workers that share no memory it is not known whose cores are whose.
-        shared = cores() if self._pool.shares else workers
-        many = worth_a_lot(finished, seconds, left, workers, shared)
-        self._engine.give_together(many, self._bytes_each)
 
     def _admit(self) -> None:
         """Fill up; when nothing is left, have the workers give back what they have."""
         engine = self._engine
         while self._has_room() and (out := self._next()) is not None:
-            if self._stocked or self._ahead:
+            if self._stock.whole or self._stock.ahead:
                 self._stock_up(out)
                 continue
             for told in engine.wiring.arena.take_news():
@@ -434,8 +410,7 @@ class Parent:
 
     def _has_room(self) -> bool:
         """Whether what is under way allows for more."""
-        assert self._transport is not None
-        return self._flying.has_room(self._transport.flying_bytes, self._engine.controller.active)
+        return self._flying.has_room(self._link.flying_bytes, self._engine.controller.active)
 
     def _send_all(self, word: int, *ints: int) -> None:
         self._dismissed |= word in (Kind.END, Kind.ABANDON, Kind.DROP)
@@ -444,40 +419,25 @@ class Parent:
 
     def _stock_up(self, out: Outbox) -> None:
         """Give workers instances ahead of time; they begin them."""
-        engine = self._engine
         deliveries, out.deliveries = out.deliveries, []
-        if self._stocked:
+        whole = self._stock.whole
+        if whole:
             self._count(out)
-            news = engine.wiring.arena.take_news()
-            lots = whole_lots(engine, news, deliveries, self._finished)
-            self._bytes_each = bytes_each(news, deliveries)
-        else:
-            news = engine.wiring.arena.take_news()
-            lots = partial_lots(engine, news, deliveries, self._there)
-            engine.go_ahead(bytes_each(news, deliveries))
-        for w, record in lots:
+        for w, record in self._stock.lots(deliveries, self._there):
             self._send(w, record)
-        if not self._stocked:  # it tells of those that have finished as they were admitted
+        if not whole:  # it tells of those that have finished as they were admitted
             self._count(out)
 
     def _send(self, to: int, record: Record) -> None:
-        assert self._transport is not None
-        self._sent[to] += 1
-        self._transport.send(to, record)
+        self._quiet.sent(to)
+        self._link.send(to, record)
 
     def _look_if_all_rest(self) -> None:
         """Whether nothing is under way between any two, and nobody has anything to do."""
-        if self._ending and not self._resting:
+        if (self._ending and not self._resting) or not self._quiet.over(self._there):
             return
-        here = [*self._there, self._me]
-        sent = np.stack([*(self._idle[w][0] for w in self._there), self._sent])[:, here]
-        had = np.stack([*(self._idle[w][1] for w in self._there), self._had])[:, here]
-        if not np.array_equal(sent, had.T):
-            return
-        if self._engine.sharing.releases and not self._stuck:
-            self._told, self._released = {}, {}
-            self._asked += 1
-            self._send_all(Kind.RESTING, self._asked)
+        if self._engine.sharing.releases and not self._release.stuck:
+            self._send_all(Kind.RESTING, self._release.ask())
         elif self._resting:
             self._resting = False
             self._send_all(Kind.END)
@@ -505,8 +465,7 @@ class Parent:
                 self._fail(error_of_json(document, w))
             case "done":
                 self._done.add(w)
-                assert self._transport is not None
-                self._transport.confirm(w)  # it leaves when it knows that nothing of it is lost
+                self._link.confirm(w)  # it leaves when it knows that nothing of it is lost
                 ahead_s = self._pool.ahead_s(w) - self._began
                 waited_s = waited_of(
                     document, ahead_s=ahead_s, apart_s=self._apart_s, over_s=self.seconds
@@ -536,34 +495,30 @@ class Parent:
                 live.
             GeartrainError: One could not be made.
         """
-        lost = [k for k in lost if k in self._there or k == self._me]
-        unreached = {k: at for k, at in unreached.items() if k in self._there or k == self._me}
+        here = {*self._there, self._me}
         if self._dismissed:  # who is done may leave; of who is not, something is lost
-            lost = [k for k in lost if k not in self._done] if who == self._me else []
-            unreached = {}
-        if not (lost or unreached):
-            return
-        self._pool.check(TOLD_S)
-        raise_missing(self._pool, who, lost, unreached, reached=self._place[1] > 1)
+            here, unreached = here - self._done if who == self._me else set(), {}
+        lost = [k for k in lost if k in here]
+        unreached = {k: at for k, at in unreached.items() if k in here}
+        if lost or unreached:
+            self._pool.check(TOLD_S)
+            raise_missing(self._pool, who, lost, unreached, reached=self._place[1] > 1)
 
     def _take_release(self, w: int, what: str, number: int, document: Any) -> None:
         """Copies that may wait for letters which do not come: all are asked, then all are told."""
-        if number != self._asked:  # before somebody died
+        release, workers = self._release, len(self._there)
+        if number != release.number:  # before somebody died
             return
         if what == "resting":
-            self._told[w] = document
-            if len(self._told) == len(self._there):
-                told = [number, [*self._told.values()]]
+            if (every := release.told(w, document, workers)) is not None:
                 for to in self._there:
-                    self._send(to, named_to_record("release", told, {}))
-            return
-        self._released[w] = document
-        if len(self._released) == len(self._there) and not any(self._released.values()):
+                    self._send(to, named_to_record("release", [number, every], {}))
+        elif release.in_vain(w, document, workers):
             if self._resting:
                 self._resting = False
                 self._send_all(Kind.END)
             else:
-                self._stuck = True
+                release.stuck = True
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
