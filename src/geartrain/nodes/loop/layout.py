@@ -1,11 +1,13 @@
-"""How C calls one module of a loop: where its rows lie, who reads and writes them; its words."""
+"""How C calls one module of a loop: where its rows lie, who reads and writes them; its words.
+
+What the way back reads and makes is in `back_layout`."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import cached_property
 from math import prod
-from typing import Final, NamedTuple, TypeAlias, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
 import torch
@@ -13,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.native import calls
-from geartrain.native.calls import SEEDS, CallForm, Home, RowsLearnt, RowsOf
+from geartrain.native.calls import SEEDS, CallForm, Home, RowsOf
 from geartrain.native.rows import pointer
 from geartrain.nodes.loop.arenas import Block, RowMemory
+from geartrain.nodes.loop.back_layout import BackLayout, row_of
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.reads import Read, ReadTensor
 
@@ -53,37 +56,6 @@ def read_words(
     )
 
 
-class Lying(NamedTuple):
-    """Where something that a weight learns of has its rows.
-
-    Args:
-        place: Which of the addresses it has that ``place_back`` gives.
-        row: Bytes.
-        of_value: Whether rows are where those of the value are, and not those of the module.
-    """
-
-    place: int
-    row: int
-    of_value: bool = False
-
-
-class LyingPair(NamedTuple):
-    """Rows that are multiplied, or, with nothing on the right, added up.
-
-    Args:
-        left, right: They.
-        many: Of each row of the module; 0: they are not such as C could read; -1: there is one in
-            all, which is added.
-    """
-
-    left: Lying
-    right: Lying | None
-    many: int
-
-
-_APART: Final = LyingPair(Lying(0, 0), None, 0)
-
-
 @final
 class CallLayout:
     """How C calls one module of a loop.
@@ -101,9 +73,7 @@ class CallLayout:
         possible: Whether C can call it.
         blocks: Of the arena of a turn: inputs, and what the forward makes for itself.
         fleeting_blocks: Of one call: inputs that no way back reads.
-        back_blocks: Of that of the way back: what weights get.
-        passing_blocks: Of one call on the way back: what inputs get, which is added up at once.
-        sum_blocks: What the way back adds rows up in, a sum for each update.
+        back: Where everything lies on the way back.
     """
 
     def __init__(
@@ -126,8 +96,6 @@ class CallLayout:
         """Stands for what has been written last of where everything lies for the forward."""
         self._copied = dict(form.copies)
         self._operands: list[int] | None = None
-        self._pairs: dict[tuple[int, int | None], LyingPair] = {}
-        self._paired: tuple[Sequence[RowsLearnt], list[LyingPair]] = (), []
         self.possible = self._fits() and self._is_told(tensors, held)
         if self.possible:
             self._lay_out(tensors, held)
@@ -187,20 +155,22 @@ class CallLayout:
             self.blocks.append(Block(dtype, tail))
         self._lay_out_forward()
         self._lay_out_reads(tensors, held)
-        self._lay_out_backward()
+        self.back = BackLayout(form, self.blocks, self.block)
+        self.row = sum([block.row for block in (*self.blocks, *self.back.of_rows)])
+        """Bytes of a row of all memories."""
+        self._back_answers = [self.back.answer(i) for i in self._answered]
+        for words, i in zip(self.reads, self._answered, strict=True):
+            if words[1] >= 0:
+                words[14] = self.back.whose_answer(i)
 
     def _static(self, home: Home) -> tuple[RowsOf, int]:
         """Whose rows a tensor has, and bytes from row to row."""
         how, number = home
         if how == "output":
-            return RowsOf.OF_VALUE, self._output_row(number)
+            return RowsOf.OF_VALUE, row_of(self.form.outputs[number])
         if home in self.fleeting:
             return RowsOf.OF_CALL, self.fleeting_blocks[self.fleeting[home]].row
         return RowsOf.OF_MODULE, self.blocks[self.block[home]].row
-
-    def _output_row(self, j: int) -> int:
-        x = self.form.outputs[j]
-        return prod(x.shape[1:]) * x.itemsize
 
     def _lay_out_forward(self) -> None:
         form = self.form
@@ -247,77 +217,6 @@ class CallLayout:
         """Whose gradients the way back reads, or adds to."""
         self._answered = [i if how == "input" else self._copied[i] for how, i in self._targets]
 
-    def _lay_out_backward(self) -> None:
-        form, routine = self.form, self.form.backward
-        self.back_blocks: list[Block] = []
-        self.passing_blocks: list[Block] = []
-        self.sum_blocks: list[Block] = []
-        learnt = {~k for k in routine.results[len(form.gradients) :] if k < 0}
-        self._passes = [rows and m not in learnt for m, (_, _, rows, _) in enumerate(routine.made)]
-        self._back_made: list[int] = []  # by what is made its block
-        for (_, tail, rows, dtype), passes in zip(routine.made, self._passes, strict=True):
-            blocks = self.passing_blocks if passes else self.back_blocks
-            blocks = blocks if rows else self.sum_blocks
-            self._back_made.append(len(blocks))
-            blocks.append(Block(dtype if rows else form.dtype, tail))
-        every = (*self.blocks, *self.back_blocks, *self.passing_blocks)
-        self.row = sum([block.row for block in every])
-        """Bytes of a row of all memories."""
-        self._back_bases = np.zeros(routine.slots, np.int64)
-        self._back_strides = np.zeros_like(self._back_bases)
-        self._back_whose = np.zeros_like(self._back_bases)
-        for k, slot, *_ in routine.given:
-            self._back_whose[slot], self._back_strides[slot] = self._of_argument(k)
-        for m, (slot, tail, _, dtype) in enumerate(routine.made):
-            self._back_whose[slot] = self._kind_of_made(m)
-            self._back_strides[slot] = Block(dtype, tail).row
-        results = dict(zip(form.gradients, routine.results, strict=False))
-        for words, i in zip(self.reads, self._answered, strict=True):
-            if words[1] >= 0:
-                k = results[i]
-                words[14] = self._of_argument(k)[0] if k >= 0 else self._kind_of_made(~k)
-        # Which of ``_where`` a slot has, and a read; -1: none.
-        places = {k: self._place_of(k) for k, *_ in routine.given}
-        places |= {~m: self._place_of(~m) for m in range(len(routine.made))}
-        self._back_slots = [(slot, places[k]) for k, slot, *_ in routine.given]
-        self._back_slots += [(slot, places[~m]) for m, (slot, *_) in enumerate(routine.made)]
-        answers = {i: self._place_of(k) for i, k in results.items()}
-        self._back_answers = [answers.get(i, -1) for i in self._answered]
-        self._where: tuple[list[int], list[int]] | None = None
-
-    def _place_of(self, k: int) -> int:
-        """Of a result of the backward, or an argument, which of the addresses it has that
-        ``place_back`` lists."""
-        own, out = len(self.blocks), len(self.form.outputs)
-        if k >= 0:
-            k -= self.form.operands
-            residuals = self.form.residuals
-            if k >= len(residuals):
-                return own + out + self.form.tangents[k - len(residuals)]
-            how, number = home = residuals[k]
-            return own + number if how == "output" else self.block[home]
-        place = own + 2 * out + self._back_made[~k]
-        if self.is_sum(~k):
-            return place + len(self.back_blocks) + len(self.passing_blocks)
-        return place + (len(self.back_blocks) if self._passes[~k] else 0)
-
-    def is_sum(self, m: int) -> bool:
-        """Whether rows are added up in something that the backward makes."""
-        return not self.form.backward.made[m][2]
-
-    def _kind_of_made(self, m: int) -> RowsOf:
-        """Whose rows something is that the backward makes."""
-        if self.is_sum(m):
-            return RowsOf.OF_UPDATE
-        return RowsOf.OF_CALL if self._passes[m] else RowsOf.OF_MODULE
-
-    def _of_argument(self, k: int) -> tuple[RowsOf, int]:
-        form = self.form
-        k -= form.operands
-        if k < len(form.residuals):
-            return self._static(form.residuals[k])
-        return RowsOf.OF_VALUE, self._output_row(form.tangents[k - len(form.residuals)])
-
     @cached_property
     def samples(self) -> tuple[Tensor, ...]:
         """Tensors like its arguments, without a row."""
@@ -338,7 +237,7 @@ class CallLayout:
         """Whether it is as it would be made now; if so it is of this form from now on."""
         if not self.form.alike(form) or self.kinds != kinds_of(tensors, columns):
             return False
-        self.form = form
+        self.form = self.back.form = form
         return self.as_asked or self.key == key_of(tensors)
 
     def write(self, words: Table) -> None:
@@ -346,8 +245,7 @@ class CallLayout:
         form, n = self.form, calls.ROUTINE_WORDS
         both = (self._bases, self._strides, self._whose)
         words[:n] = (*form.forward.steps.words, *map(pointer, both), 0)
-        both = (self._back_bases, self._back_strides, self._back_whose)
-        words[n : 2 * n] = (*form.backward.steps.words, *map(pointer, both), 0)
+        words[n : 2 * n] = (*form.backward.steps.words, *map(pointer, self.back.places), 0)
         apart = 0 if self.as_asked else 2
         words[2 * n :] = (self.into, len(self.reads), apart, pointer(self.reads), 0, 0, 0)
 
@@ -431,7 +329,7 @@ class CallLayout:
             Where all of it lies.
         """
         outputs = self.outputs(held)
-        own = zip(back.pointers, self.back_blocks, strict=True)
+        own = zip(back.pointers, self.back.blocks, strict=True)
         where = [
             *arena.pointers,
             *[x.data_ptr() for x in outputs],
@@ -441,83 +339,12 @@ class CallLayout:
             *sums.pointers,
             0,
         ]
-        operands = self.form.addresses(False)
-        if self._where != (where, operands):
-            bases = operands.copy()
-            for slot, k in self._back_slots:
-                bases[slot] = where[k]
-            self._back_bases[:] = bases
-            if self._targets:
-                self.reads[:, calls.READ_BACK] = [where[k] for k in self._back_answers]
-            self._where = where, operands
+        if self.back.write(where) and self._targets:
+            self.reads[:, calls.READ_BACK] = [where[k] for k in self._back_answers]
         if self.looks_at:  # which members hold the most; buffers may have moved
             self.at = None
             self.reads[:, calls.READ_FROM] = [x.data_ptr() for x in self._now(held)]
         return where
-
-    def pairs(self, learnt: Sequence[RowsLearnt]) -> list[LyingPair]:
-        """Where the rows lie that the gradients of weights are made of."""
-        known, found = self._paired
-        if known is not learnt:
-            found = [self._pair(one) for one in learnt]
-            self._paired = learnt, found
-        return found
-
-    def _pair(self, learnt: RowsLearnt) -> LyingPair:
-        key = learnt.left, learnt.right
-        found = self._pairs.get(key)
-        if found is None:
-            found = self._pairs[key] = self._looked_for(learnt)
-        return found
-
-    def _looked_for(self, learnt: RowsLearnt) -> LyingPair:
-        if learnt.whole:
-            return self._added_up(learnt)
-        size, (height, width) = self.form.dtype.itemsize, learnt.widths
-        left = self._lying(learnt.left)
-        right = None if learnt.right is None else self._lying(learnt.right)
-        if left is None or not height or (right is None) != (learnt.right is None):
-            return _APART
-        many, more = divmod(left.row, height * size)
-        if more or (right is not None and right.row != many * width * size):
-            return _APART
-        return LyingPair(left, right, many)
-
-    def _added_up(self, learnt: RowsLearnt) -> LyingPair:
-        k, routine = self.form.backward.results[learnt.left], self.form.backward
-        if k >= 0:
-            return _APART
-        _, tail, rows, dtype = routine.made[~k]
-        alike = tuple(tail) == tuple(learnt.slot.parameter.shape)
-        if rows or dtype is not self.form.dtype or not alike:
-            return _APART
-        return LyingPair(Lying(self._place_of(k), 0), None, -1)
-
-    def _lying(self, result: int) -> Lying | None:
-        """Where a result of the backward lies; None: it is not of rows, or not of the dtype."""
-        k = self.form.backward.results[result]
-        if k < 0:
-            if self.is_sum(~k) or self._passes[~k]:
-                return None
-            return Lying(self._place_of(k), self.back_blocks[self._back_made[~k]].row)
-        if k < self.form.operands:
-            return None
-        place = self._place_of(k)
-        k -= self.form.operands
-        residuals = self.form.residuals
-        if k >= len(residuals):
-            j = self.form.tangents[k - len(residuals)]
-            return Lying(place, self._output_row(j), of_value=True)
-        how, number = home = residuals[k]
-        if how == "output":
-            same = self.form.outputs[number].dtype is self.form.dtype
-            return Lying(place, self._output_row(number), of_value=True) if same else None
-        mine = self.blocks[self.block[home]]
-        return Lying(place, mine.row) if mine.dtype is self.form.dtype else None
-
-    def made_block(self, m: int) -> int:
-        """Of something that the backward makes, its block, of rows or of sums."""
-        return self._back_made[m]
 
 
 def kinds_of(tensors: Sequence[ReadTensor], columns: Sequence[Tensor]) -> list[Like]:

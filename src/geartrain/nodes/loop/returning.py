@@ -16,8 +16,8 @@ from geartrain.native.rows import pointer, take
 from geartrain.native.sums import GradientCall
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.loop.arenas import NO_MEMORY, PassingMemory, RowMemory, nbytes_of
+from geartrain.nodes.loop.back_layout import LyingPair
 from geartrain.nodes.loop.buffers import FiringTensors
-from geartrain.nodes.loop.layout import LyingPair
 from geartrain.nodes.loop.module import TurnModule
 from geartrain.nodes.loop.turn import Got
 from geartrain.nodes.loop.updates import Updates
@@ -100,12 +100,12 @@ class Returning:
         # What waits for a step stays: it would hold what all others are lent, too.
         self._waits = weights is not None and (self._updates is not None or self._are_few)
         self.nbytes = 0
-        if layout.passing_blocks:
-            self.nbytes += nbytes_of(layout.passing_blocks, self._most)
-        if layout.sum_blocks:
-            self.nbytes += nbytes_of(layout.sum_blocks, self._several)
-        if layout.back_blocks and not self._waits:
-            self.nbytes += nbytes_of(layout.back_blocks, n)
+        if layout.back.passing_blocks:
+            self.nbytes += nbytes_of(layout.back.passing_blocks, self._most)
+        if layout.back.sum_blocks:
+            self.nbytes += nbytes_of(layout.back.sum_blocks, self._several)
+        if layout.back.blocks and not self._waits:
+            self.nbytes += nbytes_of(layout.back.blocks, n)
         self._known: list[tuple[int, int, int]] | None = None
         self._count: int | None = None
         self._multiplied = False
@@ -117,12 +117,12 @@ class Returning:
         ends."""
         layout, first, n = self.module.layout, self._first, self._n
         self._arena = self._passing = self._sums = NO_MEMORY
-        if layout.back_blocks:
-            self._arena = RowMemory(layout.back_blocks, n, None if self._waits else passing)
-        if layout.passing_blocks:
-            self._passing = RowMemory(layout.passing_blocks, self._most, passing)
-        if layout.sum_blocks:
-            self._sums = RowMemory(layout.sum_blocks, self._several, passing)
+        if layout.back.blocks:
+            self._arena = RowMemory(layout.back.blocks, n, None if self._waits else passing)
+        if layout.back.passing_blocks:
+            self._passing = RowMemory(layout.back.passing_blocks, self._most, passing)
+        if layout.back.sum_blocks:
+            self._sums = RowMemory(layout.back.sum_blocks, self._several, passing)
             self._sums.clear()
         lent = self._arena, self._passing, self._sums
         self._where = layout.place_back(
@@ -157,7 +157,7 @@ class Returning:
             return
         layout = self.module.layout
         learnt, rest = layout.form.rows_learnt(came, weights.gradient)
-        pairs, slots = layout.pairs(learnt), list[Slot]()
+        pairs, slots = layout.back.pairs(learnt), list[Slot]()
         for one, (_, _, many) in zip(learnt, pairs, strict=True):
             slot = one.slot if one.columns is None else one.slot.part(one.columns)
             rows = 1 if one.whole else n * many
@@ -236,7 +236,7 @@ class Returning:
         """Of what rows were added up in, the sum of one update."""
         layout = self.module.layout
         return [
-            x[update] if x is not None and k < 0 and layout.is_sum(~k) else x
+            x[update] if x is not None and k < 0 and layout.back.is_sum(~k) else x
             for k, x in zip(layout.form.backward.results, found, strict=True)
         ]
 
@@ -245,8 +245,8 @@ class Returning:
         layout, held = self.module.layout, self._held
         form = layout.form
         if k < 0:
-            block = layout.made_block(~k)
-            if layout.is_sum(~k):
+            block = layout.back.made_block(~k)
+            if layout.back.is_sum(~k):
                 return self._sums.view(block, 0, self._sums.rows)
             return self._arena.view(block, 0, self._n)
         k -= form.operands
@@ -267,7 +267,9 @@ class Returning:
         """Results of the backward, of some of their rows."""
         layout = self.module.layout
         return [
-            x if x is None or (k < 0 and layout.is_sum(~k)) else take([x.contiguous()], which)[0]
+            x
+            if x is None or (k < 0 and layout.back.is_sum(~k))
+            else take([x.contiguous()], which)[0]
             for k, x in zip(layout.form.backward.results, found, strict=True)
         ]
 
