@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from geartrain.native.fused import At, Op
+from geartrain.nn.broadcast import step
 from geartrain.nn.pieces import axis_of
 from geartrain.nn.places import LARGEST, RESHAPES, Like, Places, Refused, Value, like_of
 
@@ -89,11 +90,11 @@ def convert_dtype(places: Places, x: fx.Node) -> Value:
         if source.whole:
             _write_comparison(places, x, [source.at], 0, _LESS + _MORE)
         else:
-            places.step(x, Op.OTHER_THAN, args[:1], 0.0)
+            step(places, x, Op.OTHER_THAN, args[:1], 0.0)
         found: Value = places.values[x]
         return found
     if before is places.dtype and like.dtype is torch.int64:
-        places.step(x, Op.TRUNCATE, args[:1])  # a number has it exactly
+        step(places, x, Op.TRUNCATE, args[:1])  # a number has it exactly
         cut: Value = places.values[x]
         return cut
     if before not in (torch.bool, torch.int64) or like.dtype not in (places.dtype, torch.int64):

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from geartrain.native.fused import At, Op
+from geartrain.nn.broadcast import broadcast, stretch
 from geartrain.nn.counted import ONCE
 from geartrain.nn.pieces import axis_of
 from geartrain.nn.places import LARGEST, Like, Places, Refused, Value, like_of
@@ -61,7 +62,7 @@ def _numbers(places: Places, x: fx.Node, inner: int) -> tuple[Value, int]:
     if piece and inner % piece == 0:
         return source, piece
     out = places.values[x] = places.spare(like_of(x))
-    places.stretch(out, source.at, source.like.tail)
+    stretch(places, out, source.at, source.like.tail)
     return out, 1
 
 
@@ -103,7 +104,7 @@ def _scatter_over(
 ) -> None:
     """In place of what there was."""
     (which, piece), (some, many, inner), like = numbers, sizes, like_of(x)
-    had, put, mask = places.broadcast(places.value(before), like), *map(places.spare, [like] * 2)
+    had, put, mask = broadcast(places, places.value(before), like), *map(places.spare, [like] * 2)
     ones = places.held_for(torch.ones(came.like.width, dtype=places.dtype))
     for to, at in ((put, came.at), (mask, ones)):
         read = at, which.at, At(at=piece)
@@ -200,7 +201,7 @@ def added_to(places: Places, x: fx.Node, before: fx.Node) -> Iterator[Value]:
     if before.target in ZEROS:
         yield out
     else:
-        had, made = places.broadcast(places.value(before), like_of(x)), places.spare(like_of(x))
+        had, made = broadcast(places, places.value(before), like_of(x)), places.spare(like_of(x))
         yield made
         places.add(Op.ADD, out, had, made.at)
 

@@ -1,6 +1,7 @@
 """Where the numbers of a trace lie, and the steps that read and write them.
 
-A value is a place: so many entries of each row of some tensor.
+A value is a place: so many entries of each row of some tensor. Steps entry by entry are written in
+`broadcast`.
 """
 
 from __future__ import annotations
@@ -406,69 +407,6 @@ class Places:
         slot = self._owned.pop(x, None)
         if slot is not None:
             self._free.setdefault(self.room[slot], []).append(slot)
-
-    # Steps.
-
-    def step(self, x: fx.Node, op: Op, sources: Sequence[Any], number: float = 0.0) -> None:
-        """An element-wise step."""
-        like = like_of(x)
-        read = [self.broadcast(self.value(y), like) for y in sources]
-        if sum(at.one for at in read) > (0 if len(read) == 1 else 1):
-            raise Refused
-        out = self.out(x)
-        self.values[x] = out
-        self.add(op, out, *read, number=number)
-
-    def broadcast(self, value: Value, like: Like) -> At:
-        """Where it is read for a result like this."""
-        if not like.rows:
-            raise Refused
-        tail = value.like.beside(like)
-        if tail == like.tail:
-            return value.at
-        ranks = len(tail) == len(like.tail) or not value.like.rows
-        if ranks and math.prod(tail) == 1:
-            return replace(value.at, one=like.width > 1)
-        return self._widened(value, tail, like)
-
-    def across(self, at: At, like: Like) -> At:
-        """Where it is read entry by entry, if it was one for each row."""
-        if not at.one:
-            return at
-        out = self.spare(like)
-        self.add(Op.EXPAND, out, replace(at, one=False), width=1, many=like.width, inner=1)
-        return out.at
-
-    def _widened(self, value: Value, tail: tuple[int, ...], like: Like) -> At:
-        """With axes of one entry made as long as they are read."""
-        if len(tail) != len(like.tail):
-            raise Refused
-        out = self.spare(like)
-        self.stretch(out, value.at, tail)
-        return out.at
-
-    def stretch(self, out: Value, at: At, tail: tuple[int, ...]) -> None:
-        """Write what lies there, axes of one entry as long as they are in ``out``.
-
-        The last ones first, those that are neighbours at once.
-        """
-        like = out.like
-        wide = [k for k, (a, b) in enumerate(zip(tail, like.tail, strict=True)) if a != b]
-        if any(tail[k] != 1 for k in wide):
-            raise Refused
-        if not wide:  # it is what every row has
-            self.add(Op.COPY, out, at)
-            return
-        first = len(wide) - 1
-        while first and wide[first - 1] == wide[first] - 1:
-            first -= 1
-        begin, end = wide[first], wide[-1] + 1
-        many, inner = math.prod(like.tail[begin:end]), math.prod(like.tail[end:])
-        rest = (*tail[:begin], *like.tail[begin:])
-        to = self.spare(replace(like, tail=rest)) if first else out
-        self.add(Op.EXPAND, to, at, width=math.prod(tail), many=many, inner=inner)
-        if first:
-            self.stretch(out, to.at, rest)
 
     def add(
         self,

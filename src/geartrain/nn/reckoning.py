@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from geartrain.native.fused import At, Op, Reckoning
+from geartrain.nn.broadcast import broadcast
 from geartrain.nn.integers import across
 from geartrain.nn.pieces import axis_of
 from geartrain.nn.places import Like, Places, Refused, Value, like_of
@@ -115,7 +116,7 @@ def _filled(places: Places, x: fx.Node) -> Value:
 
 def _picked(places: Places, x: fx.Node, mask: Any, a: Any, b: Any) -> Value:
     like = like_of(x)
-    where = places.broadcast(places.value(mask), like)
+    where = broadcast(places, places.value(mask), like)
     (at, number), (other, instead) = (_operand(places, y, like) for y in (a, b))
     out = places.out_of_integers(x)
     read = where, at or At(), other or At()

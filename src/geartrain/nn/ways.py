@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from geartrain.native.fused import At, Op
+from geartrain.nn.broadcast import across, broadcast, step, stretch
 from geartrain.nn.distances import is_within_distances, of_distances, write_distances
 from geartrain.nn.draws import drawn, evenly_drawn
 from geartrain.nn.embeddings import EMBEDDINGS
@@ -86,19 +87,19 @@ def _entry_by_entry(places: Places, x: fx.Node) -> None:
         raise Refused
     if target in NUMBERED and not x.kwargs:
         op, sources, number = NUMBERED[target](*args)
-        places.step(x, op, sources, number)
+        step(places, x, op, sources, number)
         return
     if target not in NUMBERS and target not in ONE and target not in TWO:
         raise Refused
     if x.kwargs and dict(x.kwargs) != {"approximate": "none"}:
         raise Refused
     if target in ONE and len(args) == 1:
-        places.step(x, ONE[target], [args[0]])
+        step(places, x, ONE[target], [args[0]])
     elif target in NUMBERS and isinstance(args[1], (int, float)) and len(args) == 2:
         op, number = NUMBERS[target](float(args[1]))
-        places.step(x, op, [args[0]], number)
+        step(places, x, op, [args[0]], number)
     elif target in TWO and len(args) == 2:
-        places.step(x, TWO[target], args)
+        step(places, x, TWO[target], args)
     else:
         raise Refused
 
@@ -266,14 +267,14 @@ def _norm_back(places: Places, x: fx.Node) -> None:
 
 def _threshold(places: Places, x: fx.Node) -> None:
     args: Any = x.args
-    places.step(x, Op.THRESHOLD_BACK, args[:2], float(args[2]))
+    step(places, x, Op.THRESHOLD_BACK, args[:2], float(args[2]))
 
 
 def _where(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     whole, other = (_number(y) for y in args[1:])
     if whole is not None:
-        places.step(x, Op.FILL, [args[2], args[0]], whole)
+        step(places, x, Op.FILL, [args[2], args[0]], whole)
     elif other is not None:
         mask = places.value(args[0])
         around = places.spare(mask.like)
@@ -287,8 +288,8 @@ def _choose(places: Places, x: fx.Node) -> None:
     """One of two, entry by entry, or by one truth for all of a row."""
     args: Any = x.args
     like = like_of(x)
-    mask, *others = (places.broadcast(places.value(y), like) for y in args)
-    both = [places.across(at, like) for at in others]
+    mask, *others = (broadcast(places, places.value(y), like) for y in args)
+    both = [across(places, at, like) for at in others]
     out = places.values[x] = places.out(x)
     places.add(Op.WHERE, out, mask, *both)
 
@@ -296,8 +297,8 @@ def _choose(places: Places, x: fx.Node) -> None:
 def _put(places: Places, x: fx.Node, source: fx.Node, mask: Value, number: float) -> None:
     """The number where a mask is, else what there was."""
     like = like_of(x)
-    where = places.broadcast(mask, like)
-    at = places.across(places.broadcast(places.value(source), like), like)
+    where = broadcast(places, mask, like)
+    at = across(places, broadcast(places, places.value(source), like), like)
     out = places.values[x] = places.out(x)
     places.add(Op.FILL, out, at, where, number=number)
 
@@ -330,9 +331,9 @@ def _at_least(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     number = _number(args[1])
     if number is None:
-        places.step(x, Op.MAXIMUM, args)
+        step(places, x, Op.MAXIMUM, args)
     else:
-        places.step(x, Op.AT_LEAST, args[:1], number)
+        step(places, x, Op.AT_LEAST, args[:1], number)
 
 
 def _full(places: Places, x: fx.Node) -> None:
@@ -384,7 +385,7 @@ def _fill(places: Places, x: fx.Node) -> None:
     args: Any = x.args
     if not isinstance(args[2], (int, float)):
         raise Refused
-    places.step(x, Op.FILL, args[:2], float(args[2]))
+    step(places, x, Op.FILL, args[:2], float(args[2]))
 
 
 def _zeros(places: Places, x: fx.Node) -> None:
@@ -414,7 +415,7 @@ def _expand(places: Places, x: fx.Node) -> None:
     if not like.rows or len(tail) != len(like.tail):
         raise Refused
     out = places.values[x] = places.out(x)
-    places.stretch(out, source.at, tail)
+    stretch(places, out, source.at, tail)
 
 
 def _same(places: Places, x: fx.Node) -> Value:

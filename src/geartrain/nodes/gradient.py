@@ -354,7 +354,7 @@ class GradientSum:
         for number, each in enumerate((inner, *inner._ahead)):
             found, _ = each.take_each(computed.stand_ins)
             if any(d is not None for d in found):
-                into, came = self._of(number), True
+                into, came = self.of_update(number), True
                 for parameter, gradient in computed.back(found):
                     into.add(parameter, gradient)
         inner._ahead, self._updates = [], updates
@@ -364,7 +364,7 @@ class GradientSum:
         updates, self._updates = self._updates, None
         try:
             with operations.told_before() if operations.listening else nullcontext():
-                lookup.add_all(found, self._of)
+                lookup.add_all(found, self.of_update)
         finally:
             self._updates = updates
 
@@ -396,7 +396,7 @@ class GradientSum:
         updates = self._updates
         if updates is None:
             return self
-        return self._of(updates) if isinstance(updates, int) else None
+        return self.of_update(updates) if isinstance(updates, int) else None
 
     @property
     def of_several(self) -> bool:
@@ -422,10 +422,10 @@ class GradientSum:
             raise ProtocolError(
                 "a gradient that is no product and no sum of rows is of several updates at once"
             )
-        return self._of(self._updates)
+        return self.of_update(self._updates)
 
-    def _of(self, update: int) -> GradientSum:
-        """The sum of one update."""
+    def of_update(self, update: int) -> GradientSum:
+        """The sum of one update, counted from the present one."""
         while len(self._ahead) < update:
             self._ahead.append(GradientSum(self._slots))
         return self if update == 0 else self._ahead[update - 1]
@@ -439,7 +439,7 @@ class GradientSum:
     ) -> None:
         updates = self._updates
         if isinstance(updates, int):
-            into = self._of(updates)
+            into = self.of_update(updates)
             if right is None:
                 into.add_sum(parameter, left)
             else:
@@ -461,12 +461,12 @@ class GradientSum:
         updates, self._updates = self._updates, None
         try:
             if isinstance(updates, int):
-                add(self._of(updates), parameter, *rows)
+                add(self.of_update(updates), parameter, *rows)
             elif updates is not None and (n := rows[0].shape[0]):
                 each = for_rows(updates, n)
                 for k in distinct(each).tolist():
                     at = torch.from_numpy(np.flatnonzero(each == k))
-                    add(self._of(k), parameter, *[x[at] for x in rows])
+                    add(self.of_update(k), parameter, *[x[at] for x in rows])
         finally:
             self._updates = updates
 
@@ -495,7 +495,7 @@ class GradientSum:
         """Add rows, which have been told of, to the sums of their updates."""
         with operations.told_before() if operations.listening else nullcontext():
             for update, left, right in rows.by_update():
-                into = self._of(update)
+                into = self.of_update(update)
                 before, into._updates = into._updates, None
                 if right is None:
                     into.add_sum(parameter, left)

@@ -196,7 +196,8 @@ class BackLayout:
         alike = tuple(tail) == tuple(learnt.slot.parameter.shape)
         if rows or dtype is not self.form.dtype or not alike:
             return _APART
-        return LyingPair(Lying(self.place_of(k), 0), None, -1)
+        row = self.sum_blocks[self._made[~k]].row
+        return LyingPair(Lying(self.place_of(k), row), None, -1)
 
     def _lying(self, result: int) -> Lying | None:
         """Where a result of the backward lies; None: it is not of rows, or not of the dtype."""
