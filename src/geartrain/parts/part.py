@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -475,20 +474,9 @@ class PartState(AbstractAhead):
         self.looking.forget()
         self.stepping.verdicts.forget()
 
-    def take_histogram(self) -> tuple[int, ...]:
-        """Gradient rows by staleness since the last call."""
-        counts = self.histogram()
-        self.counting.staleness.clear()
-        return counts
-
     def histogram(self) -> tuple[int, ...]:
-        """The same, and it stays."""
+        """Gradient rows by staleness since they were last taken."""
         return self.counting.staleness.to_tuple()
-
-    def peek_staleness(self) -> tuple[float, int]:
-        """Sum of ages and rows so far, for a progress line."""
-        counts = self.counting.staleness.counts
-        return float(counts @ np.arange(counts.size)), int(counts.sum())
 
     # For checkpoints.
 

@@ -42,6 +42,16 @@ class Ages:
             found.pop()
         return tuple(found)
 
+    def take(self) -> tuple[int, ...]:
+        """``to_tuple``, and start anew."""
+        found = self.to_tuple()
+        self.clear()
+        return found
+
+    def total(self) -> tuple[float, int]:
+        """Sum of the ages of all rows, and how many these are."""
+        return float(self._counts @ np.arange(self._counts.size)), int(self._counts.sum())
+
     def load(self, counts: Iterable[int]) -> None:
         """Put back what ``to_tuple`` gave."""
         given = np.fromiter(counts, np.int64)
