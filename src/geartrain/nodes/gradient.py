@@ -129,15 +129,7 @@ class GradientSum:
         if value.is_sparse:
             self.add_rows(parameter, value._indices()[0], value._values())
             return
-        slot = self._slots[parameter]
-        if not slot.fresh:
-            slot.written().add_(value)
-            return
-        if given and value.dtype is parameter.dtype:
-            slot.buffer = value
-        else:
-            slot.written().copy_(value)
-        slot.fresh = False
+        self._slots[parameter].add(value, given=given)
 
     def add_product(
         self,
@@ -248,13 +240,7 @@ class GradientSum:
         if self._updates is not None:
             self._add_each(GradientSum.add_products_at, parameter, indices, left, right)
             return
-        begun = self._slots[parameter].begun().view(-1, left.shape[1], right.shape[1])
-        order = indices.argsort()
-        left, right, start = left[order], right[order], 0
-        for k, n in enumerate(indices.bincount().tolist()):
-            if n:
-                begun[k].addmm_(left[start : start + n].t(), right[start : start + n])
-                start += n
+        self._slots[parameter].multiply_at(indices, left, right)
 
     @property
     def adds_lying(self) -> bool:

@@ -118,6 +118,27 @@ class Slot:
         call.add(self.place(), pieces, add=not self.fresh, whole=whole)
         self.fresh = False
 
+    def add(self, value: Tensor, *, given: bool) -> None:
+        """Add a gradient of the parameter's shape, which may become the sum itself if ``given``."""
+        if not self.fresh:
+            self.written().add_(value)
+            return
+        if given and value.dtype is self.parameter.dtype:
+            self.buffer = value
+        else:
+            self.written().copy_(value)
+        self.fresh = False
+
+    def multiply_at(self, indices: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add the product of row i of both to row ``indices[i]``, seen as a matrix."""
+        begun = self.begun().view(-1, left.shape[1], right.shape[1])
+        order = indices.argsort()
+        left, right, start = left[order], right[order], 0
+        for k, n in enumerate(indices.bincount().tolist()):
+            if n:
+                begun[k].addmm_(left[start : start + n].t(), right[start : start + n])
+                start += n
+
     def multiply(self, left: Tensor, right: Tensor) -> None:
         """Add a product."""
         dtype = self.parameter.dtype
