@@ -13,7 +13,7 @@ from geartrain.engine.engine import Engine
 from geartrain.engine.settings import Settings
 from geartrain.frames.packed import Packed
 from geartrain.runtime.base import AbstractRuntime, PackedAhead
-from geartrain.runtime.processes import parent
+from geartrain.runtime.processes import parent, stocking
 from geartrain.runtime.processes.handing import Handing
 from geartrain.runtime.processes.lots import worth_a_lot
 from geartrain.runtime.processes.messages import Kind
@@ -93,7 +93,7 @@ def test_cores_are_counted_where_workers_share_a_machine(
         return worth_a_lot(finished, seconds, left, workers, cores)
 
     monkeypatch.setattr(parent, "cores", lambda: 1)
-    monkeypatch.setattr(parent, "worth_a_lot", worth)
+    monkeypatch.setattr(stocking, "worth_a_lot", worth)
     pass_of_two(400, 4, runtime)
     assert heard == {(2, told)}
 
