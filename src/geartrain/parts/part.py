@@ -92,13 +92,11 @@ class PartState(AbstractAhead):
         self.trigger = rules.trigger()
         self.stepping = Stepping(name, module, rules)
         view = rules.view or Stashed()
-        self._wants_ages = (
-            self.stepping.wants_delays or rules.delay is not None or view.wants_delays
-        )
+        delayed = rules.delay is not None or view.wants_delays
+        self._wants_ages = delayed or self.stepping.wants_delays
         self.counting = Counting(self.trigger, rules.max_staleness, self._wants_ages)
         self.step_delay = 0.0
-        average_rows = rules.average == "rows"
-        self.looking = Looking(self, view, rules.delay, average_rows=average_rows)
+        self.looking = Looking(self, view, rules.delay, average_rows=rules.average == "rows")
         self.wants_graph = self.looking.wants_graph
         self.ownership = Ownership()
         self.guard: AbstractContextManager[Any] = nullcontext()
@@ -119,7 +117,7 @@ class PartState(AbstractAhead):
 
     @property
     def device(self) -> torch.device:
-        return _CPU if self._first is None else self._first.device
+        return torch.device("cpu") if self._first is None else self._first.device
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -474,9 +472,17 @@ class PartState(AbstractAhead):
         self.looking.forget()
         self.stepping.verdicts.forget()
 
+    def take_histogram(self) -> tuple[int, ...]:
+        """Gradient rows by staleness since the last call."""
+        return self.counting.staleness.take()
+
     def histogram(self) -> tuple[int, ...]:
-        """Gradient rows by staleness since they were last taken."""
+        """The same, and it stays."""
         return self.counting.staleness.to_tuple()
+
+    def peek_staleness(self) -> tuple[float, int]:
+        """Sum of ages and rows so far, for a progress line."""
+        return self.counting.staleness.total()
 
     # For checkpoints.
 
@@ -492,6 +498,3 @@ class PartState(AbstractAhead):
     def _discard_gradient(self) -> None:
         for parameter in self._known:
             self.gradient.take(parameter)
-
-
-_CPU = torch.device("cpu")

@@ -125,7 +125,7 @@ class Observer:
         means = means_of(add_sums(self._sums(), engine.peek_sums()))
         ages, rows = 0.0, 0
         for part in self._parts.values():
-            s, n = part.counting.staleness.total()
+            s, n = part.peek_staleness()
             ages, rows = ages + s, rows + n
         event = Progress(
             mode=self._mode,

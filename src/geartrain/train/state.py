@@ -382,7 +382,7 @@ class State:
         histograms: dict[str, list[int]] = {}
         for name, part in self.trained_parts.items():
             counts = histograms.setdefault(original_name(name), [])
-            for age, rows in enumerate(part.counting.staleness.take()):
+            for age, rows in enumerate(part.take_histogram()):
                 counts.extend([0] * (age + 1 - len(counts)))
                 counts[age] += rows
         return {name: staleness_of(counts) for name, counts in histograms.items()}
