@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from geartrain.nodes.chance import Remembered
-from tests.rigs.programs import Nursery, Program
 
 ROWS, DIM = 40, 5
 
@@ -66,34 +66,30 @@ def test_of_a_native_dropout_the_mask_alone_is_kept() -> None:
     assert mask.dtype == torch.bool and chance.nbytes() == ROWS * DIM
 
 
-def test_threads_that_keep_the_generators_do_not_wait_for_each_other_for_ever(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_threads_that_keep_the_generators_do_not_wait_for_each_other_for_ever() -> None:
     """torch collects garbage while it holds the generator's lock; in a process of its own, as it
     would hold the interpreter for ever."""
-    script = """
-        import gc, sys, threading
-        import torch
-        from geartrain.nodes.chance import generators_kept
+    program = """
+import gc, sys, threading
+import torch
+from geartrain.nodes.chance import generators_kept
 
-        def work():
-            for _ in range(4000):
-                ring = [torch.ones(1)]
-                ring.append(ring)  # garbage that gives up the interpreter when it is collected
-                with generators_kept(None):
-                    pass
+def work():
+    for _ in range(4000):
+        ring = [torch.ones(1)]
+        ring.append(ring)  # garbage that gives up the interpreter when it is collected
+        with generators_kept(None):
+            pass
 
-        torch.set_num_threads(1)
-        sys.setswitchinterval(1e-5)
-        gc.freeze()
-        gc.set_threshold(10)
-        workers = [threading.Thread(target=work) for _ in range(2)]
-        for each in workers: each.start()
-        for each in workers: each.join()
-        print("both are done")
-    """
-    program = Program(nursery, tmp_path / "run", script)
-    try:
-        assert program.line() == "both are done"
-    finally:
-        program.close()
+torch.set_num_threads(1)
+sys.setswitchinterval(1e-5)
+gc.set_threshold(10)
+workers = [threading.Thread(target=work) for _ in range(2)]
+for each in workers: each.start()
+for each in workers: each.join()
+print("both are done")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "both are done\n", done.stderr
