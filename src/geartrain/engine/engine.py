@@ -44,6 +44,7 @@ from geartrain.nodes.method import in_place_of
 from geartrain.nodes.node import AbstractNode, Memory
 from geartrain.nodes.products import forget_copies
 from geartrain.nodes.readout import ReadoutNode
+from geartrain.nodes.stack import StackNode
 from geartrain.nodes.sums import add_sums
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import AbstractPart, StepTaken
@@ -139,6 +140,7 @@ class Engine:
             apart={original_name(n) for n in placement or ()},
             spread=spread,
             by_steps=lambda region: self._why_by_steps(region, names, workers, placement or {}),
+            apiece=lambda region: self._why_apiece(region, names, workers, placement or {}),
         )
         rounds = Rounds(self.wiring, settings.max_rounds)
         for node in self.wiring.nodes.values():
@@ -194,6 +196,26 @@ class Engine:
             if region.run != "whole" or len(homes - {None}) > 1:
                 return "its parts may live on several workers"
         return None
+
+    def _why_apiece(
+        self,
+        region: Region,
+        names: Mapping[str, str],
+        workers: int,
+        placement: Mapping[str, int],
+    ) -> str | None:
+        """Why modules that one node could compute up to their losses shall have one each."""
+        inside = {
+            names[o.name] for o in self._operators if o.id in region.operators and o.name in names
+        }
+        mine = [self.parts[name] for name in inside & set(self.parts)]
+        if not self._may_reach(mine) or len({part.trigger for part in mine}) > 1:
+            return "they count differently"
+        for part in mine:
+            rules = part.rules
+            if rules.max_staleness is not None or rules.delay is not None or rules.view is not None:
+                return "the age of gradients is looked at"
+        return self._why_by_steps(region, names, workers, placement)
 
     def _may_reach(self, parts: Sequence[AbstractPart]) -> bool:
         """Whether loops may run together with what is beside them, and with these parts."""
@@ -360,7 +382,7 @@ class Engine:
         for node in nodes:
             if isinstance(node, (LossNode, ReadoutNode)):
                 found[node.id] = node.objective
-            elif isinstance(node, LoopNode):
+            elif isinstance(node, (LoopNode, StackNode)):
                 found |= {each.place.id: each for each in node.objectives}
             elif isinstance(node, OutputNode):
                 found[node.id] = node
@@ -514,6 +536,9 @@ class Engine:
         for other in wiring.operators.values():
             if isinstance(other, Looping) and operator.id in other.region.operators:
                 numbers = wiring.copies[other.id]
+        for first, members in wiring.stacks.items():
+            if operator in members:
+                numbers = wiring.copies[first]
         if not numbers and isinstance(operator, Losing):  # it is inside of what is judged
             ((source, _),) = operator.sources[0]
             numbers = wiring.copies.get(source.id, ())
