@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 import numpy as np
+import torch
 
 from geartrain.errors import GeartrainError, WorkerError, said
 from geartrain.frames.message import (
@@ -26,7 +27,6 @@ from geartrain.frames.message import (
     Gradient,
     IntArray,
     Payload,
-    distinct,
     join_lengths,
     join_origins,
     join_payload,
@@ -34,7 +34,6 @@ from geartrain.frames.message import (
 )
 from geartrain.nodes.call import Call, read_columns, require_rows, unsettled
 from geartrain.nodes.choice import AbstractChoice
-from geartrain.nodes.eras import spread
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loss import Objective
@@ -42,6 +41,9 @@ from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.readout import grain_of
 from geartrain.nodes.unrecorded import Unrecorded
 from geartrain.nodes.weights import AbstractWeights
+
+FEW: Final = int(__import__("os").environ.get("FEW", "32"))
+"""Rows of an update from which on they go back by themselves: fewer are told apart afterwards."""
 
 
 @final
@@ -247,16 +249,24 @@ def _back(
         return kernel.backward(gradient, left, None, into, wanted=wanted)
     into = layer.weights.gradient
     each = updates if lengths is None else updates.repeat(lengths)
-    if kernel.apart:
+    pieces = _pieces(each)
+    if kernel.apart and min(at.stop - at.start for _, at in pieces) < FEW:
         with into.of_updates(each):
             return kernel.backward(gradient, left, None, into, wanted=wanted)
-    parts = []  # another kernel, which cannot tell them apart, has been chosen in between
-    for update in distinct(updates).tolist():
-        at = np.flatnonzero(each == update)
+    found: list[Gradient] = []
+    for update, at in pieces:
         some = tuple([None if d is None else d[at] for d in gradient])
+        kept = tuple([x[at] for x in left])
         with into.of_updates(update):
-            parts.append((at, kernel.backward(some, left, at, into, wanted=wanted)))
-    return spread(parts, each.size)
+            found.append(kernel.backward(some, kept, None, into, wanted=wanted))
+    return tuple([None if ds[0] is None else torch.cat(ds) for ds in zip(*found, strict=True)])
+
+
+def _pieces(updates: IntArray) -> list[tuple[int, slice]]:
+    """Rows of one update that follow upon one another."""
+    ends = [*(np.flatnonzero(np.diff(updates)) + 1).tolist(), updates.size]
+    starts = [0, *ends[:-1]]
+    return [(int(updates[a]), slice(a, b)) for a, b in zip(starts, ends, strict=True)]
 
 
 def _sum(one: Gradient | None, other: Gradient | None) -> Gradient | None:
