@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import final
 
-import numpy as np
 import torch
 
 from geartrain.errors import GeartrainError, WorkerError, said
@@ -32,6 +31,7 @@ from geartrain.frames.message import (
     join_payload,
     join_states,
 )
+from geartrain.nodes.apart import in_order
 from geartrain.nodes.call import Call, read_columns, require_rows, unsettled
 from geartrain.nodes.choice import AbstractChoice
 from geartrain.nodes.gradient import GradientSum
@@ -41,9 +41,6 @@ from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.readout import grain_of
 from geartrain.nodes.unrecorded import Unrecorded
 from geartrain.nodes.weights import AbstractWeights
-
-FEW: Final = int(__import__("os").environ.get("FEW", "32"))
-"""Rows of an update from which on they go back by themselves: fewer are told apart afterwards."""
 
 
 @final
@@ -249,24 +246,16 @@ def _back(
         return kernel.backward(gradient, left, None, into, wanted=wanted)
     into = layer.weights.gradient
     each = updates if lengths is None else updates.repeat(lengths)
-    pieces = _pieces(each)
-    if kernel.apart and min(at.stop - at.start for _, at in pieces) < FEW:
+    if kernel.apart:
         with into.of_updates(each):
             return kernel.backward(gradient, left, None, into, wanted=wanted)
-    found: list[Gradient] = []
-    for update, at in pieces:
+    found: list[Gradient] = []  # another one, which cannot tell them apart, has just been chosen
+    for update, at in in_order(each):
         some = tuple([None if d is None else d[at] for d in gradient])
         kept = tuple([x[at] for x in left])
         with into.of_updates(update):
             found.append(kernel.backward(some, kept, None, into, wanted=wanted))
     return tuple([None if ds[0] is None else torch.cat(ds) for ds in zip(*found, strict=True)])
-
-
-def _pieces(updates: IntArray) -> list[tuple[int, slice]]:
-    """Rows of one update that follow upon one another."""
-    ends = [*(np.flatnonzero(np.diff(updates)) + 1).tolist(), updates.size]
-    starts = [0, *ends[:-1]]
-    return [(int(updates[a]), slice(a, b)) for a, b in zip(starts, ends, strict=True)]
 
 
 def _sum(one: Gradient | None, other: Gradient | None) -> Gradient | None:
