@@ -73,12 +73,16 @@ class StackNode(AbstractNode):
         place: Number, name, frames.
         layers: Each behind the one whose value it is given.
         losses: With the number of the value that each of them judges.
+
+    Attributes:
+        objectives: What its losses compute.
     """
 
     def __init__(
         self, place: Place, layers: Sequence[Layer], losses: Sequence[tuple[Objective, int]]
     ) -> None:
         super().__init__(place)
+        self.objectives = [objective for objective, _ in losses]
         self._layers, self._losses = layers, losses
         self._weights = {w.name: w for each in layers if (w := each.weights) is not None}
         self.loss_name = "', '".join(objective.name for objective, _ in losses)
@@ -204,13 +208,8 @@ class StackNode(AbstractNode):
         return tuple(self._weights)
 
     @property
-    def objectives(self) -> list[Objective]:
-        """What its losses compute."""
-        return [objective for objective, _ in self._losses]
-
-    @property
     def apart(self) -> bool:
-        return all(each.kernel.apart for each in self._layers if each.weights is not None)
+        return True  # a kernel that cannot tell updates apart is called for each of them
 
     @property
     def bundled(self) -> bool:
@@ -226,7 +225,7 @@ class StackNode(AbstractNode):
         Raises:
             NonFiniteError: A loss was NaN or infinite.
         """
-        for objective, _ in self._losses:
+        for objective in self.objectives:
             objective.sums.check_finite()
 
 
@@ -249,7 +248,7 @@ def _back(
     if kernel.apart:
         with into.of_updates(each):
             return kernel.backward(gradient, left, None, into, wanted=wanted)
-    found: list[Gradient] = []  # another one, which cannot tell them apart, has just been chosen
+    found: list[Gradient] = []
     for update, at in in_order(each):
         some = tuple([None if d is None else d[at] for d in gradient])
         kept = tuple([x[at] for x in left])
