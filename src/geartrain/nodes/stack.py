@@ -31,6 +31,7 @@ from geartrain.frames.message import (
     join_payload,
     join_states,
 )
+from geartrain.native.steady import steady
 from geartrain.nodes.apart import in_order
 from geartrain.nodes.call import Call, read_columns, require_rows, unsettled
 from geartrain.nodes.choice import AbstractChoice
@@ -92,6 +93,10 @@ class StackNode(AbstractNode):
         self._grain = max(grain_of(each.call.function) for each in layers)
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        with steady():
+            return self._there_and_back(batches, train)
+
+    def _there_and_back(self, batches: Sequence[Forward], train: bool) -> Emission:
         state, origin = join_states(batches), join_origins(batches)
         lengths = join_lengths(batches)
         self._bundled = lengths is not None
