@@ -15,7 +15,7 @@ import geartrain as gt
 from geartrain.engine.engine import Engine
 from geartrain.engine.parts import make_parts
 from geartrain.engine.worker import Firing
-from geartrain.errors import WorkerError
+from geartrain.errors import DataError, WorkerError
 from geartrain.nodes.stack import StackNode
 from tests.rigs.passes import (
     ORDERS,
@@ -323,6 +323,21 @@ def test_an_error_says_which_module_it_was(way):
     data = [replace(each, value={}) for each in points(5)]
     with pytest.raises(WorkerError, match=f"in node 'breaks' of part 'breaks', {way}, 5 rows"):
         accumulate(graph, data)
+
+
+def test_an_error_of_a_loss_says_what_was_judged():
+    made, data = modules(), points()
+    data[3] = replace(data[3], value={"label": CLASSES, "weight": 1})
+    with pytest.raises(DataError, match=r"'loss': .*instance 3.* has target 3") as caught:
+        one_pass(graph_of("chain", made), data)
+    told = "".join(caught.value.__notes__)
+    assert "'scores' with loss 'loss' of part 'scores', forward, 11 rows" in told
+
+
+def test_what_each_node_computes_is_asked_of_each():
+    parts = make_parts(graph := graph_of("chain", modules()), gt.Rules(update_every=gt.Flush()))
+    settings = replace(Order().settings(), meter=gt.FlopMeter())
+    assert not stacks_of(Engine(graph, parts, settings))
 
 
 def test_a_module_that_nobody_has_a_kernel_for_computes_its_loss_too():

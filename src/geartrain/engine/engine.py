@@ -139,6 +139,7 @@ class Engine:
             span_of(self.sharing, workers),
             placement or {},
             reach=settings.reach,
+            measured=settings.meter is not None,
         )
         self.wiring: Wiring = wire(
             graph,

@@ -27,6 +27,7 @@ class WhatRunsTogether:
         span: Workers that a copy of the graph lives on.
         placement: Part or node name to worker.
         reach: As of ``Settings``.
+        measured: Whether somebody asks what each node computes.
     """
 
     operators: Mapping[int, str]
@@ -35,6 +36,7 @@ class WhatRunsTogether:
     span: int
     placement: Mapping[str, int]
     reach: bool
+    measured: bool = False
 
     def why_by_steps(self, region: Region) -> str | None:
         """Why a loop that could run whole shall not; None: it shall."""
@@ -68,6 +70,8 @@ class WhatRunsTogether:
         Their updates are to be of the same instances, and nobody is to look at how old gradients
         are: they are of the weights that the rows saw.
         """
+        if self.measured:
+            return "what each computes is asked for"
         mine = self._parts_of(region)
         if not self._may_reach(mine) or len({part.trigger for part in mine}) > 1:
             return "they do not step together"

@@ -11,8 +11,9 @@ are; one with its loss alone is a ``ReadoutNode``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
@@ -67,6 +68,30 @@ class Layer:
 
 
 @final
+class _Telling:
+    """Says of errors in here where they were raised.
+
+    Raises:
+        WorkerError: In place of one that is not ours.
+    """
+
+    __slots__ = ("_story",)
+
+    def __init__(self, story: Callable[[], str]) -> None:
+        self._story = story
+
+    def __enter__(self) -> None:
+        """Nothing has gone wrong yet."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, GeartrainError):
+            error.add_note(self._story())
+        elif isinstance(error, Exception):
+            told = f"{type(error).__name__} in node {self._story()}: {said(error)}"
+            raise WorkerError(told) from error
+
+
+@final
 class StackNode(AbstractNode):
     """Run modules on rows, compute their losses, and send the gradient of the rows back.
 
@@ -110,7 +135,9 @@ class StackNode(AbstractNode):
             left.append(residuals)
         gradients: list[Gradient | None] = [None] * len(values)
         for objective, source in self._losses:
-            dy = objective.measure(values[source], state, lengths, train)
+            layer = self._layers[source - 1] if source else None
+            with self._telling(layer, "forward", values[source], state, objective.name):
+                dy = objective.measure(values[source], state, lengths, train)
             gradients[source] = _sum(gradients[source], dy)
         if train:
             self._take_back(values, left, gradients, state, origin, lengths)
@@ -123,8 +150,8 @@ class StackNode(AbstractNode):
         self, layer: Layer, came: Payload, state: IntArray, lengths: IntArray | None, train: bool
     ) -> tuple[Payload, Payload]:
         """Outputs and residuals of a module."""
-        call, inputs = layer.call, came if layer.call.take is None else ()
-        try:
+        call, inputs = layer.call, came
+        with self._telling(layer, "forward", came, state):
             if call.take is not None:
                 inputs = tuple([came[j] for j in call.take])
             if call.read:
@@ -139,11 +166,6 @@ class StackNode(AbstractNode):
                 layer.kernel = layer.choice.kernel(inputs)
             with Unrecorded():
                 return layer.kernel.forward(inputs)
-        except GeartrainError as error:
-            error.add_note(self._story(layer, "forward", inputs, state))
-            raise
-        except Exception as error:
-            raise self._told(error, layer, "forward", inputs, state) from error
 
     def _take_back(
         self,
@@ -166,16 +188,9 @@ class StackNode(AbstractNode):
                 if weights is not None:
                     weights.answered(0, origin.size)
                 continue
-            try:
-                with Unrecorded():
-                    found = _back(
-                        layer, dy, left[k - 1], each, lengths, wanted=wanted or layer.source > 0
-                    )
-            except GeartrainError as error:
-                error.add_note(self._story(layer, "backward", dy, state))
-                raise
-            except Exception as error:
-                raise self._told(error, layer, "backward", dy, state) from error
+            asked = wanted or layer.source > 0
+            with self._telling(layer, "backward", dy, state), Unrecorded():
+                found = _back(layer, dy, left[k - 1], each, lengths, wanted=asked)
             if weights is not None and each is not None:
                 weights.answered_for(each, lengths)
             elif weights is not None:
@@ -183,20 +198,20 @@ class StackNode(AbstractNode):
             dx = layer.call.answer(found, len(values[layer.source]))
             gradients[layer.source] = _sum(gradients[layer.source], dx)
 
-    def _told(
-        self,
-        error: Exception,
-        layer: Layer,
-        way: str,
-        tensors: Gradient,
-        state: IntArray,
-    ) -> WorkerError:
-        story = self._story(layer, way, tensors, state)
-        return WorkerError(f"{type(error).__name__} in node {story}: {said(error)}")
+    def _telling(
+        self, layer: Layer | None, way: str, tensors: Gradient, state: IntArray, loss: str = ""
+    ) -> _Telling:
+        """What errors of a module, or of a loss of what it makes, are told with."""
+        return _Telling(partial(self._story, layer, way, tensors, state, loss))
 
-    def _story(self, layer: Layer, way: str, tensors: Gradient, state: IntArray) -> str:
+    def _story(
+        self, layer: Layer | None, way: str, tensors: Gradient, state: IntArray, loss: str
+    ) -> str:
         """Module, part, direction, shapes, instances."""
-        part = f" of part '{layer.weights.name}'" if layer.weights is not None else ""
+        name = self.name if layer is None else layer.name
+        of = f" with loss '{loss}'" if loss else ""
+        if layer is not None and layer.weights is not None:
+            of += f" of part '{layer.weights.name}'"
         shapes = [
             f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
             for x in tensors
@@ -204,8 +219,8 @@ class StackNode(AbstractNode):
         ]
         slots = state[INSTANCE]
         return (
-            f"'{layer.name}'{part}, {way}, {slots.size} rows, payload "
-            f"{', '.join(shapes) or 'none'}, {self.place.arena.describe_several(slots)}"
+            f"'{name}'{of}, {way}, {slots.size} rows, payload {', '.join(shapes) or 'none'}, "
+            f"{self.place.arena.describe_several(slots)}"
         )
 
     @property
