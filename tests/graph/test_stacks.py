@@ -348,3 +348,12 @@ def test_a_module_that_nobody_has_a_kernel_for_computes_its_loss_too():
     x = torch.cat([each.inputs["x"] for each in data])
     assert_same_gradients(got.gradients, autograd(apart(*made["coder"](x)).sum(), made))
     assert len(stacks_of(got.engine)) == 1
+
+
+def test_the_printed_graph_says_what_runs_together():
+    told = str(graph_of("heads", modules())).splitlines()[-1]
+    assert told.strip() == (
+        "on one worker, with updates of instances, 'first' runs with scores, loss, shifted, size, "
+        "own, first broadcast, there and back in one firing"
+    )
+    assert "one firing" not in str(graph_of("heads", modules(), "steps"))
