@@ -195,7 +195,7 @@ def test_a_firing_leaves_no_few_rows_behind_to_make_their_number_a_round_one():
     """A hundred are one firing, there and back; of more than one may take, some stay anyway."""
     for most, want in ((4096, [100]), (80, [64, 36])):
         torch.manual_seed(0)
-        made, rows = Graph(), Rows("map")
+        made, rows = Graph(run="steps"), Rows("map")
         made.input("x").through(torch.nn.Linear(2, 2), name="map").through(torch.sin).loss(squares)
         rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.0), update_every=Flush())
         settings = Settings(max_active=100, ramp=AT_ONCE, max_rows=most)

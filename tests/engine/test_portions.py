@@ -33,7 +33,7 @@ def squares(y: Tensor) -> Tensor:
 
 
 def graph(hidden: int = 80) -> Graph:
-    made = Graph()
+    made = Graph(run="steps")  # else one node computes all of it
     x = made.input("x", bundle=True).through(torch.sin, name="sine")
     h = x.through(nn.Linear(2, hidden), name="lower").through(torch.tanh, name="curve")
     h.through(nn.Linear(hidden, hidden), name="upper").loss(squares)

@@ -417,7 +417,7 @@ def test_staleness_is_the_updates_between_a_forward_and_the_update_that_it_is_pa
 ):
     kind = KINDS[name](100)
     rules = Rules(optimizer=SGD, update_every=gt.Instances(n))
-    order = Order(max_active=in_flight)
+    order = Order(max_active=in_flight, reach=False)  # what goes back at once is of one version
     engine = Engine(kind.graph, make_parts(kind.graph, rules), order.settings())
     watch = Versions(engine)
     one_pass(kind.graph, kind.data, order, engine=engine, watch=watch)

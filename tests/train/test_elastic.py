@@ -44,7 +44,7 @@ QUICK = ("weights", "d-psgd", "all-reduce")
 
 def session(sharing: Neighbours, runtime: Simulated, **given: Any) -> tuple[gt.Session, Told]:
     torch.manual_seed(0)
-    graph = gt.Graph()
+    graph = gt.Graph(run="steps")  # firings enough for something to happen between them
     x = graph.input("x", shape=(2,), dtype=torch.float64)
     x = x.through(nn.Linear(2, 3).double(), name="a").through(nn.Tanh(), name="tanh")
     x.through(nn.Linear(3, 1).double(), name="b").loss(lambda y: y.square().sum(1), name="loss")

@@ -23,6 +23,7 @@ from geartrain.engine.costs import NodeCost
 from geartrain.engine.homes import Homes, span_of
 from geartrain.engine.order import standings
 from geartrain.engine.parts import original_name, part_names
+from geartrain.engine.regions import WhatRunsTogether
 from geartrain.engine.rounds import Rounds
 from geartrain.engine.router import Router
 from geartrain.engine.settings import Settings
@@ -34,7 +35,6 @@ from geartrain.graph.ends import Losing
 from geartrain.graph.graph import Graph
 from geartrain.graph.looping import Looping
 from geartrain.graph.operator import AbstractOperator
-from geartrain.graph.region import Region
 from geartrain.graph.through import Through
 from geartrain.graph.wiring import Owner, Wiring, wire
 from geartrain.nodes.kernel import modules_in
@@ -44,6 +44,7 @@ from geartrain.nodes.method import in_place_of
 from geartrain.nodes.node import AbstractNode, Memory
 from geartrain.nodes.products import forget_copies
 from geartrain.nodes.readout import ReadoutNode
+from geartrain.nodes.stack import StackNode
 from geartrain.nodes.sums import add_sums
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import AbstractPart, StepTaken
@@ -131,6 +132,15 @@ class Engine:
         self._let_messages_count(names)
         self._weights = _weights(graph, names, self.sharing)
         spread = _is_spread(graph, parts, settings.device)
+        together = WhatRunsTogether(
+            {o.id: o.name for o in self._operators},
+            names,
+            self.parts,
+            span_of(self.sharing, workers),
+            placement or {},
+            reach=settings.reach,
+            measured=settings.meter is not None,
+        )
         self.wiring: Wiring = wire(
             graph,
             lambda through: self._owners(through, names.get(through.name), parts),
@@ -138,7 +148,8 @@ class Engine:
             settings.precision,
             apart={original_name(n) for n in placement or ()},
             spread=spread,
-            by_steps=lambda region: self._why_by_steps(region, names, workers, placement or {}),
+            by_steps=together.why_by_steps,
+            apiece=together.why_apiece,
         )
         rounds = Rounds(self.wiring, settings.max_rounds)
         for node in self.wiring.nodes.values():
@@ -163,42 +174,6 @@ class Engine:
             device=settings.device if spread else _HOST,
             assignment=self.sharing.assignment(),
         )
-
-    def _why_by_steps(
-        self,
-        region: Region,
-        names: Mapping[str, str],
-        workers: int,
-        placement: Mapping[str, int],
-    ) -> str | None:
-        """Why a loop that could run whole shall not; None: it shall."""
-        inside = {o.name for o in self._operators if o.id in region.operators}
-        placed = {original_name(name) for name in placement} & inside - set(names.values())
-        if placed:
-            return f"'{min(placed)}' of it is placed by its name"
-        parts = {names[name] for name in inside if name in names}
-        mine = [self.parts[name] for name in parts & set(self.parts)]
-        if region.made_of and not self._may_reach(mine):
-            return "what is beside it is to be by itself"
-        if any(part.trigger.unit == "messages" for part in mine):
-            return "its parts count messages"
-        if not region.said:  # updates would end, and windows open, with whole instances
-            how = f"; graph.loop(name='{region.name}', run='auto') has it run whole"
-            how *= region.loops
-            if any(part.trigger.unit == "rows" for part in mine):
-                return f"its parts count rows{how}"
-            if any(part.rules.window is not None for part in mine):
-                return f"a part of it has a window{how}"
-        if span_of(self.sharing, workers) > 1 and len(parts) > 1:
-            homes = {placement.get(name) for name in parts}
-            if region.run != "whole" or len(homes - {None}) > 1:
-                return "its parts may live on several workers"
-        return None
-
-    def _may_reach(self, parts: Sequence[AbstractPart]) -> bool:
-        """Whether loops may run together with what is beside them, and with these parts."""
-        counts = all(part.trigger.unit in ("instances", None) for part in parts)
-        return self.settings.reach and counts and all(part.wants_graph is None for part in parts)
 
     def _owners(
         self, through: Through, part: str | None, parts: Mapping[str, PartState]
@@ -360,7 +335,7 @@ class Engine:
         for node in nodes:
             if isinstance(node, (LossNode, ReadoutNode)):
                 found[node.id] = node.objective
-            elif isinstance(node, LoopNode):
+            elif isinstance(node, (LoopNode, StackNode)):
                 found |= {each.place.id: each for each in node.objectives}
             elif isinstance(node, OutputNode):
                 found[node.id] = node
@@ -514,6 +489,9 @@ class Engine:
         for other in wiring.operators.values():
             if isinstance(other, Looping) and operator.id in other.region.operators:
                 numbers = wiring.copies[other.id]
+        for first, members in wiring.stacks.items():
+            if operator in members:
+                numbers = wiring.copies[first]
         if not numbers and isinstance(operator, Losing):  # it is inside of what is judged
             ((source, _),) = operator.sources[0]
             numbers = wiring.copies.get(source.id, ())

@@ -7,7 +7,6 @@ from typing import final
 
 from geartrain.engine.costs import NodeCost
 from geartrain.engine.placement import place
-from geartrain.graph.looping import Looping
 from geartrain.graph.wiring import Wiring
 from geartrain.sharing.letters import Letter
 from geartrain.sharing.sharing import AbstractSharingState
@@ -74,8 +73,7 @@ class Homes:
     def _parts_used(self, names: Mapping[str, str]) -> Iterator[tuple[int, str, int]]:
         """Of each node with parameters its number, its part and the copy."""
         for operator, numbers in self._wiring.copies.items():
-            found = self._wiring.operators[operator]
-            whole = found.throughs if isinstance(found, Looping) else [found]
+            whole = self._wiring.throughs(operator)
             for part in (names[each.name] for each in whole if each.name in names):
                 for copy, number in enumerate(numbers):
                     yield number, part, copy

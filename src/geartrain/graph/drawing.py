@@ -96,13 +96,21 @@ def _regions(
             how += f", payload decides ({', '.join(names[k] for k in region.deciding)})"
         kind = "loop" if region.loops else "section"
         lines.append(f"  {kind} '{region.name.removesuffix(' section')}' {how}: {inside}")
-    for reach in layout.reaching(regions):
+    reaches = layout.reaching(regions)
+    for reach in reaches:
         more = reach.operators.difference(*(r.operators for r in reach.made_of))
         whose = " and ".join(f"'{r.name.removesuffix(' section')}'" for r in reach.made_of)
         told = ", ".join(names[number] for number in sorted(more))
         together = " together" if len(reach.made_of) > 1 else ""
         takes = f"runs{together} with {told}" if told else f"runs{together}"
         lines.append(f"  on one worker, with updates of instances, {whose} {takes}")
+    taken = {number for r in (*regions, *reaches) if r.whole for number in r.operators}
+    for stack in layout.stacks(endings, (), taken):
+        told = ", ".join(names[k] for k in sorted(stack.operators - {stack.entries[0][0]}))
+        lines.append(
+            f"  on one worker, with updates of instances, '{stack.name}' runs with {told}, there "
+            "and back in one firing"
+        )
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Which losses are computed by the node before them.
+"""Which losses are computed by the node before them, and which modules by that of the first.
 
     x ─► through ─► loss        two nodes: rows, residuals and gradients wait between them
     x ─► (through loss)         one node: one firing makes losses and gradients, nothing waits
@@ -6,14 +6,24 @@
 A loss is fused with a ``through`` that has a row or bundle kernel and no other reader, and whose
 rows all go there. A module that runs again from its inputs, or keeps autograd's graph, stays a node
 of its own, as does a loss that judges messages one at a time.
+
+    x ─► through ─► through ─┬─► through ─► loss        six nodes, as before, or
+                             └─► through ─► loss        one: all of it at once
+
+Modules whose rows all go on to such modules, and in the end to losses, are a stack. They compute
+the same rows, so one firing makes all of it, there and back. A module is in one if its rows may
+come back apart: it looks into no bundle or memory, and keeps no graph of autograd's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 from geartrain.graph.ends import Losing
-from geartrain.graph.operator import AbstractOperator
+from geartrain.graph.operator import AbstractOperator, Port
+from geartrain.graph.operators import Copying
+from geartrain.graph.region import Region
 from geartrain.graph.through import Through
 
 
@@ -37,3 +47,58 @@ def fused(operators: Sequence[AbstractOperator], apart: Collection[str] = ()) ->
 
 def _may_end(through: Through) -> bool:
     return through.has_kernel()
+
+
+def stacks(
+    operators: Sequence[AbstractOperator],
+    readers: Mapping[Port, Port],
+    endings: Collection[int],
+    apart: Collection[str] = (),
+    taken: Collection[int] = (),
+) -> list[Region]:
+    """The stacks of a graph, each as large as it can be.
+
+    Args:
+        operators: With broadcasts and numbers; a stream has one reader.
+        readers: Output port to the input port that it leads to, merges resolved.
+        endings: Numbers of those that are computed with a loss in any case.
+        apart: Names of losses that are left alone.
+        taken: Numbers of operators that are computed otherwise.
+    """
+    known = {o.id: o for o in operators}
+    able = {
+        o.id for o in operators if o.id not in taken and o.name not in apart and _may_be_stacked(o)
+    }
+    sources = Counter(readers.values())
+    members: dict[int, frozenset[int]] = {}  # of a stack that begins here
+
+    def follow(number: int) -> frozenset[int]:
+        """Those that rows come to from here on; none, if they meet others or some are not able."""
+        if number not in members:
+            members[number] = frozenset()  # what comes round is no stack
+            ahead = [readers[number, port] for port in range(known[number].ways)]
+            found = [follow(reader) for reader, _ in ahead if number in able]
+            if number in able and all(found) and all(sources[port] == 1 for port in ahead):
+                members[number] = frozenset([number]).union(*found)
+        return members[number]
+
+    whole = {number for number in able if follow(number)}
+    inside = {readers[k, port][0] for k in whole for port in range(known[k].ways)}
+    found = []
+    for number in sorted(whole - inside):
+        throughs = [k for k in members[number] if isinstance(known[k], Through)]
+        if len(throughs) > 1 or not set(throughs) <= set(endings):
+            region = Region(known[number].name, "auto", members[number], loops=False)
+            region.entries.append((number, 0))
+            found.append(region)
+    return found
+
+
+def _may_be_stacked(operator: AbstractOperator) -> bool:
+    if isinstance(operator, Losing):
+        return not operator.alone
+    if not isinstance(operator, Through):
+        return isinstance(operator, Copying)
+    call, plain = operator.call, operator.use is None and operator.memory is None
+    apart = not (call.inside or call.pool or call.alone)
+    return plain and apart and operator.keep in ("auto", "activations")

@@ -68,8 +68,9 @@ class Graph:
         edge: Columns with one entry an edge, besides ``source`` and ``target``; None: no edges.
         value: Columns with one entry an instance.
         run: How loops run of which nothing is said, and what has no loop: ``auto``, each loop as
-            ``loop`` says, and operators between which rows part or meet as one that takes whole
-            instances; ``steps``, each operator for itself. ``print(graph)`` says which.
+            ``loop`` says, operators between which rows part or meet as one that takes whole
+            instances, and modules that feed one another up to their losses there and back in one
+            firing; ``steps``, each operator for itself. ``print(graph)`` says which.
     """
 
     def __init__(

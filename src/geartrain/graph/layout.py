@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TypeAlias, final
 
 from geartrain.errors import GraphError
+from geartrain.graph.fusion import stacks
 from geartrain.graph.loops import find_regions, reaching, readers_of
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Port
@@ -41,6 +42,7 @@ class GraphLayout:
         self._run = run
         self._regions: dict[frozenset[int], list[Region]] = {}
         self._reaching: dict[Hashable, list[tuple[Region, list[int]]]] = {}
+        self._stacks: dict[Hashable, list[Region]] = {}
 
     @cached_property
     def readers(self) -> dict[Port, Port]:
@@ -81,6 +83,20 @@ class GraphLayout:
             found = [(region, [place[id(each)] for each in region.made_of]) for region in further]
             self._reaching[key] = found
         return [replace(r, made_of=[regions[k] for k in places]) for r, places in found]
+
+    def stacks(
+        self, endings: Collection[int], apart: Collection[str], taken: Collection[int]
+    ) -> list[Region]:
+        """Modules that feed one another up to their losses, as ``fusion.stacks`` finds them; none
+        where all is to run by steps."""
+        if self._run == "steps":
+            return []
+        key = frozenset(endings), frozenset(apart), frozenset(taken)
+        found = self._stacks.get(key)
+        if found is None:
+            found = stacks(self.operators, self.readers, *key)
+            self._stacks[key] = found
+        return [replace(region) for region in found]
 
 
 def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]:

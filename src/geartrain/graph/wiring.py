@@ -17,6 +17,7 @@ from geartrain.graph.looping import Looping, door_name, make_loop, memories_of
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Made, Port
 from geartrain.graph.region import Refusal, Region
+from geartrain.graph.stacking import in_order, make_stack
 from geartrain.graph.through import Through
 from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.held import Held
@@ -46,6 +47,8 @@ class Wiring:
         together: Numbers of nodes that share a store, a memory and its readers: they live on one
             worker.
         loops: Of nodes that run a loop whole the output ports in it, and where they lead.
+        stacks: Operator number to those that its nodes compute, itself among them, where these are
+            several.
     """
 
     arena: Arena
@@ -61,6 +64,14 @@ class Wiring:
     admission: Admission
     together: Sequence[Sequence[int]] = ()
     loops: Mapping[int, Mapping[Port, Port]] = field(default_factory=dict)
+    stacks: Mapping[int, Sequence[AbstractOperator]] = field(default_factory=dict)
+
+    def throughs(self, operator: int) -> list[Through]:
+        """The modules that the nodes of an operator run."""
+        found = self.operators[operator]
+        if isinstance(found, Looping):
+            return found.throughs
+        return [o for o in self.stacks.get(operator, [found]) if isinstance(o, Through)]
 
 
 @final
@@ -85,6 +96,7 @@ def wire(
     apart: Collection[str] = (),
     spread: bool = False,
     by_steps: Refusal | None = None,
+    apiece: Refusal | None = None,
 ) -> Wiring:
     """Make fresh nodes.
 
@@ -100,6 +112,7 @@ def wire(
             before them.
         spread: Whether rows may lie elsewhere than on the host.
         by_steps: Says why a loop that could run whole shall not; None: each runs whole that can.
+        apiece: Likewise of modules that one node could compute up to their losses.
 
     Raises:
         GraphError: A loop that is to run whole cannot.
@@ -115,11 +128,16 @@ def wire(
         if set(map(id, reach.made_of)) <= set(map(id, loops)):
             more = _whole_loops([reach], operators, owned, how_many, spread, by_steps)
             loops = [r for r in loops if not more or r not in reach.made_of] + more
-    inside = {loss.id for loss in endings.values()}
-    inside |= {number for region in loops for number in region.operators}
+    taken = {number for region in loops for number in region.operators}
+    stacked = layout.stacks(endings, apart, taken)
+    stacked = _whole_loops(stacked, operators, owned, how_many, spread, apiece)
+    inside = taken | {loss.id for loss in endings.values()}
+    inside |= {number for region in stacked for number in region.operators}
     wires = _Wires(graph, precision, spread, owned, how_many, endings, len(loops))
     for operator in operators:
         wires.add(operator, inside=operator.id in inside)
+    for region in stacked:
+        wires.add_stack(region)
     for region in loops:
         wires.add_loop(region)
     return wires.wiring()
@@ -163,6 +181,7 @@ class _Wires:
         self._held: dict[tuple[int, int], Held] = {}
         self._together: dict[tuple[int, int], list[int]] = {}
         self._inner_readers: dict[int, Mapping[Port, Port]] = {}
+        self._stacks: dict[int, Sequence[AbstractOperator]] = {}
 
     def wiring(self) -> Wiring:
         """All of it."""
@@ -180,6 +199,7 @@ class _Wires:
             self._admission,
             [numbers for numbers in self._together.values() if len(numbers) > 1],
             self._inner_readers,
+            self._stacks,
         )
 
     def add(self, operator: AbstractOperator, *, inside: bool) -> None:
@@ -225,6 +245,25 @@ class _Wires:
             self._together[operator.memory.id, copy].append(place.id)
         function = operator.with_function(owner.function)
         return function.make(place, owner.weights, self._precision, objective, held)
+
+    def add_stack(self, region: Region) -> None:
+        """The nodes of modules that feed one another, up to their losses."""
+        ((first, _),) = region.entries
+        members = in_order(self._operators, self._readers, first)
+        self._stacks[first], numbers = members, []
+        for k in range(self._how_many[first]):
+            number = self._number(first, k)
+            place = self._place(number, members[0].name, k)
+            throughs = {
+                o.id: (o.with_function(self._owned[o.id][k].function), self._owned[o.id][k].weights)
+                for o in members
+                if isinstance(o, Through)
+            }
+            losses = {o.id: self._number(o.id, k) for o in members if isinstance(o, Losing)}
+            self._nodes[number] = make_stack(members, place, throughs, losses, self._precision)
+            self._operator_of[number] = first
+            numbers.append(number)
+        self._copies[first] = tuple(numbers)
 
     def add_loop(self, region: Region) -> None:
         """The nodes of a loop that runs whole, and of its door."""

@@ -42,6 +42,7 @@ from geartrain.nn.elementwise import (
     tanh_into,
 )
 from geartrain.nn.recurrent import GruKernel, LstmKernel, RnnKernel
+from geartrain.nodes.apart import in_order
 from geartrain.nodes.casts import in_bf16
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
@@ -138,16 +139,11 @@ class LinearKernel(AbstractKernel):
         if dy is None:
             return (None,)
         weight, bias = self._module.weight, self._module.bias
-        at_once = weight.numel() <= _SMALL and dy.shape[0] >= _FEW and not into.of_several
-        if at_once and self._learns():
+        if weight.numel() <= _SMALL and dy.ndim == 2 and dy.shape[0] >= _FEW and self._learns():
             (x,) = lying(kept, rows) or gathered(kept, rows)
-            found = map_backward(dy.contiguous(), x, weight, wanted=wanted)
+            found = self._in_one_call(dy.contiguous(), x, into, wanted=wanted)
             if found is not None:
-                d_x, d_weight, d_bias = found
-                into.add(cast(nn.Parameter, weight), d_weight, given=True)
-                if bias is not None:
-                    into.add(bias, d_bias, given=True)
-                return (d_x,)
+                return found
         (x,) = gathered(kept, rows)
         flat = dy if dy.dim() == 2 else dy.flatten(0, -2)
         if weight.requires_grad:
@@ -161,6 +157,34 @@ class LinearKernel(AbstractKernel):
         if not wanted:
             return (None,)
         return (times(dy, weight),) if dy.ndim == 2 else (dy @ matching(weight, dy),)
+
+    def _in_one_call(
+        self, dy: Tensor, x: Tensor, into: GradientSum, *, wanted: bool
+    ) -> Gradient | None:
+        """The gradients of these rows, a call of C for each update; None: C has none for them."""
+        if not into.of_several:
+            found = map_backward(dy, x, self._module.weight, wanted=wanted)
+            if found is None:
+                return None
+            self._add(into, found[1], found[2])
+            return (found[0],)
+        pieces = in_order(into.updates_of(dy.shape[0]))
+        if dy.shape[0] < _FEW * len(pieces):
+            return None
+        each = [map_backward(dy[a], x[a], self._module.weight, wanted=wanted) for _, a in pieces]
+        d_x: list[Tensor] = []
+        for (update, _), one in zip(pieces, each, strict=True):
+            if one is None:
+                return None  # as all are, which are of one kind
+            with into.of_updates(update):
+                self._add(into, one[1], one[2])
+            d_x += [] if one[0] is None else [one[0]]
+        return (torch.cat(d_x) if wanted else None,)
+
+    def _add(self, into: GradientSum, weight: Tensor, bias: Tensor) -> None:
+        into.add(cast(nn.Parameter, self._module.weight), weight, given=True)
+        if self._module.bias is not None:
+            into.add(self._module.bias, bias, given=True)
 
     def _learns(self) -> bool:
         weight, bias = self._module.weight, self._module.bias

@@ -96,6 +96,13 @@ def for_rows(updates: IntArray, n: int) -> IntArray:
     return updates.repeat(n // updates.size)
 
 
+def in_order(updates: IntArray) -> list[tuple[int, slice]]:
+    """Rows of one update that follow upon one another: the update, and where they are."""
+    ends = [*(np.flatnonzero(np.diff(updates)) + 1).tolist(), updates.size]
+    starts = [0, *ends[:-1]]
+    return [(int(updates[a]), slice(a, b)) for a, b in zip(starts, ends, strict=True)]
+
+
 def of_rows(updates: IntArray | int, n: int) -> IntArray | int:
     """The updates of n rows: one for all, or each row's."""
     return updates if isinstance(updates, int) else for_rows(updates, n)

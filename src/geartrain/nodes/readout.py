@@ -62,7 +62,7 @@ class ReadoutNode(AbstractNode):
         self.alone = call.alone
         self.part_name = None if weights is None else weights.name
         self._bundled = call.inside or call.pool
-        self._grain = _grain_of(call.function)
+        self._grain = grain_of(call.function)
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state, origin = join_states(batches), join_origins(batches)
@@ -129,7 +129,7 @@ class ReadoutNode(AbstractNode):
         self.objective.sums.check_finite()
 
 
-def _grain_of(function: object) -> int:
+def grain_of(function: object) -> int:
     """Rows that its products are best a multiple of: narrow maps care for none."""
     if not isinstance(function, nn.Module):
         return 1
