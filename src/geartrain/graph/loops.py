@@ -292,7 +292,7 @@ class _Known:
     def _may_tape(self, region: Region) -> bool:
         """Whether autograd may follow it, and modules in it want that."""
         inside = [self._operators[number] for number in region.operators]
-        if any(isinstance(o, Grouping | Ungrouping | Holding) for o in inside):
+        if region.deciders.parting or any(isinstance(o, Grouping | Holding) for o in inside):
             return False
         return any(isinstance(o, Through) and (o.call.inside or o.memory) for o in inside)
 
