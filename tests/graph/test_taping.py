@@ -391,3 +391,6 @@ def test_what_bundles_hold_goes_back_with_them_as_rows(order):
     assert_same_gradients(got.gradients, autograd(total, {"around": around, "readout": readout}))
     (loop,) = loops_of(got)
     assert loop.taping.used == (1 if order is ALL else len(data))
+    rows = {"around": sum(len(i.inputs["x"]) * int(i.value["turns"]) for i in data)}
+    rows["readout"] = sum(len(i.inputs["x"]) - 1 for i in data)
+    assert {name: sum(got.parts[name].histogram()) for name in rows} == rows
