@@ -264,3 +264,35 @@ def test_runs_with_and_without_have_the_same_weights():
         found.append([p.detach().clone() for m in made.values() for p in m.parameters()])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["loop", "layers"])
+def test_what_looks_inside_bundles_that_are_ungrouped_goes_with_their_loss(again):
+    def layers(run: str) -> gt.Graph:
+        torch.manual_seed(0)
+        graph = gt.Graph(value=("steps",), run=run)
+        first, second = Mixed().double(), Mixed().double()
+        x = graph.input("x", bundle=True, step=0)
+        if again:
+            rounds = graph.loop(name="rounds")
+            rounds.join(x)
+            step = rounds.through(first, name="first", inside=True).move(step=lambda m: m.step + 1)
+            x, more = step.where(lambda m: m.step >= m.steps)
+            rounds.join(more)
+        else:
+            x = x.through(first, name="first", inside=True)
+            x = x.through(second, name="second", inside=True)
+        rows = x.ungroup(index="vertex").through(nn.Linear(WIDTH, WIDTH).double(), name="last")
+        rows.loss(squared, name="size")
+        return graph
+
+    data = [
+        gt.Instance({"x": torch.randn(n, WIDTH, dtype=torch.float64)}, value={"steps": 1 + n % 3})
+        for n in (2, 1, 4, 3)
+    ]
+    found = {name.removesuffix(" section") for name in names(layers("auto"))}
+    assert not found & {"second", "last", "size"}
+    orders = Order(max_active=2), Order(max_active=4), Order(policy="backward", max_rows=1)
+    steps = accumulate(layers("steps"), data, orders[0])
+    for order in orders:
+        assert_same_gradients(accumulate(layers("auto"), data, order).gradients, steps.gradients)

@@ -346,3 +346,51 @@ def test_what_autograd_cannot_take_back_is_told_with_the_loop():
         WorkerError, match=r"ValueError in the loop 'rounds', backward.*no way back"
     ):
         accumulate(reading(made, "auto"), data, ALL)
+
+
+class Hearing(nn.Module):
+    """Members hear of one another, and of what has no steps in C."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(H, H, dtype=F64)
+
+    def forward(self, x: Tensor, inside: gt.Inside) -> Tensor:
+        total = x.new_zeros(len(inside.lengths), H).index_add(0, inside.segment, x)
+        mixed = torch.tanh(self.map(x) + total[inside.segment])
+        return mixed + torch.linalg.matrix_exp(0.1 * torch.diag_embed(x)).sum(2)
+
+
+@pytest.mark.usefixtures("decided")
+@pytest.mark.parametrize("order", [ALL, ROW_BY_ROW])
+def test_what_bundles_hold_goes_back_with_them_as_rows(order):
+    torch.manual_seed(4)
+    around, readout = Hearing(), nn.Linear(H, H, dtype=F64)
+    data = [
+        gt.Instance({"x": torch.randn(1 + (3 * k) % 4, H, dtype=F64)}, value={"turns": 1 + k % 3})
+        for k in range(9)
+    ]
+    graph = gt.Graph(value=("turns",))
+    rounds = graph.loop(name="rounds")
+    rounds.join(graph.input("x", bundle=True, turn=0))
+    passed = rounds.through(around, name="around", inside=True).move(turn=lambda m: m.turn + 1)
+    more, done = passed.where(lambda m: m.turn < m.turns)
+    rounds.join(more)
+    rows = done.ungroup(index="vertex").where(lambda m: m.vertex > 0)
+    kept = rows[0].through(readout, name="readout")
+    graph.merge(kept, rows[1]).loss(squared)
+    got = accumulate(graph, data, order)
+    total = torch.zeros((), dtype=F64)
+    for instance in data:
+        h = instance.inputs["x"]
+        n = torch.tensor([len(h)])
+        inside = gt.Inside(n, torch.zeros(len(h), dtype=torch.int64), {})
+        for _ in range(instance.value["turns"]):
+            h = around(h, inside)
+        total = total + squared(readout(h[1:])).sum() + squared(h[:1]).sum()
+    assert_same_gradients(got.gradients, autograd(total, {"around": around, "readout": readout}))
+    (loop,) = loops_of(got)
+    assert loop.taping.used == (1 if order is ALL else len(data))
+    rows = {"around": sum(len(i.inputs["x"]) * int(i.value["turns"]) for i in data)}
+    rows["readout"] = sum(len(i.inputs["x"]) - 1 for i in data)
+    assert {name: sum(got.parts[name].histogram()) for name in rows} == rows

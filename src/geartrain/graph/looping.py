@@ -165,7 +165,8 @@ class _Builder:
         self._made: dict[Stream, AbstractValue] = {}
         self._stages: dict[int, AbstractStage] = {}
         self._inner: list[Inner] = []
-        self._tapes = not self._has(Grouping | Ungrouping | Holding)
+        parting = looping.region.deciders.parting
+        self._tapes = not (parting or self._has(Grouping | Holding))
         self._looked: set[Stream] = set()  # streams that may lie where others do
 
     def nodes(self, door_place: Place) -> tuple[LoopDoor, LoopNode]:

@@ -292,7 +292,7 @@ class _Known:
     def _may_tape(self, region: Region) -> bool:
         """Whether autograd may follow it, and modules in it want that."""
         inside = [self._operators[number] for number in region.operators]
-        if any(isinstance(o, Grouping | Ungrouping | Holding) for o in inside):
+        if region.deciders.parting or any(isinstance(o, Grouping | Holding) for o in inside):
             return False
         return any(isinstance(o, Through) and (o.call.inside or o.memory) for o in inside)
 
@@ -345,8 +345,9 @@ class _Known:
         """Whether rows part or meet among these, and several modules compute them."""
         inside = [self._operators[number] for number in members]
         modules = sum(isinstance(o, Through) for o in inside)
-        parting = Routing | Grouping | Joining | Flatmapping
-        return modules > 1 and any(isinstance(o, parting) for o in inside)
+        parting = Routing | Grouping | Joining | Flatmapping | Ungrouping
+        parts = (isinstance(o, parting) and not self._counts_parts(o.id) for o in inside)
+        return modules > 1 and any(parts)
 
     def _section(self, members: frozenset[int]) -> Region:
         name = f"{self._operators[min(members)].name} section"

@@ -163,6 +163,9 @@ class Detached(AbstractValue):
     def places(self, numbers: Numbers, rows: IntArray) -> IntArray:
         return self.source.places(numbers, rows)
 
+    def owners(self, numbers: Numbers, places: IntArray) -> IntArray:
+        return self.source.owners(numbers, places)
+
     def gather_places(self, held: AbstractTensors, places: IntArray) -> Payload:
         return tuple([x.detach() for x in self.source.gather_places(held, places)])
 
@@ -220,6 +223,9 @@ class Picked(AbstractValue):
 
     def places(self, numbers: Numbers, rows: IntArray) -> IntArray:
         return self.source.places(numbers, rows)
+
+    def owners(self, numbers: Numbers, places: IntArray) -> IntArray:
+        return self.source.owners(numbers, places)
 
     def gather_places(self, held: AbstractTensors, places: IntArray) -> Payload:
         payload = self.source.gather_places(held, places)

@@ -15,7 +15,7 @@ import numpy as np
 from geartrain.frames.message import INSTANCE, IntArray, ragged_index
 from geartrain.nodes.loop.door import Came
 from geartrain.nodes.loop.plan import LoopPlan, RowNumbers
-from geartrain.nodes.loop.values import AbstractValue, Stored
+from geartrain.nodes.loop.values import AbstractValue, Stored, Unbundled
 
 
 def longest_first(
@@ -45,6 +45,24 @@ def longest_first(
     if _is_sorted(plan, rank, local):
         return came
     renumbered = {n: np.arange(many) for n, many in enumerate(plan.numbers.counts)}
+    sources = [called.stage.source for called in plan.calls]
+    begun = {  # where bundles begin whose places are rows
+        stored.number: plan.numbers.spans(stored.number, renumbered[stored.number])[0]
+        for stored, places in map(_stored, [*sources, *exits, *losses])
+        if places
+    }
+
+    def now(value: AbstractValue, rows: IntArray) -> IntArray:
+        """The numbers that rows have now."""
+        stored, places = _stored(value)
+        mine = renumbered[stored.number]
+        if not places or not rows.size:
+            return mine[rows]
+        before = begun[stored.number]
+        bundles = before.searchsorted(rows, "right") - 1
+        starts, _ = plan.numbers.spans(stored.number, mine[bundles])
+        return starts + rows - before[bundles]
+
     entered = []
     for each, value, first in zip(came, entries, plan.entered, strict=True):
         order = rank[local[each.state[INSTANCE]]].argsort(kind="stable")
@@ -54,18 +72,15 @@ def longest_first(
     for called in plan.calls:
         rows, into, first = called.rows, called.stage.into.number, called.first
         order = rank[local[rows.state[INSTANCE]]].argsort(kind="stable")
-        source = _stored(called.stage.source)
-        called.rows = RowNumbers(
-            renumbered[source.number][rows.numbers][order], rows.state.take(order, 1)
-        )
+        numbers = now(called.stage.source, rows.numbers)[order]
+        called.rows = RowNumbers(numbers, rows.state.take(order, 1))
         if called.lengths is not None:
             called.lengths = called.lengths[order]
         plan.numbers.permute(into, first, order)
         renumbered[into][first + order] = np.arange(first, first + order.size)
     ends = [*zip(exits, plan.exits, strict=True), *zip(losses, plan.judged, strict=True)]
     for value, left in ends:
-        number = _stored(value).number
-        left[:] = [RowNumbers(renumbered[number][r.numbers], r.state) for r in left]
+        left[:] = [RowNumbers(now(value, r.numbers), r.state) for r in left]
     return entered
 
 
@@ -77,11 +92,14 @@ def _is_sorted(plan: LoopPlan, rank: IntArray, local: IntArray) -> bool:
     )
 
 
-def _stored(value: AbstractValue) -> Stored:
-    """The value that has the rows of another one, by the same numbers."""
+def _stored(value: AbstractValue) -> tuple[Stored, bool]:
+    """The value that has the rows of another one, and whether these are places of its bundles; else
+    both have the same numbers."""
+    places = False
     while not isinstance(value, Stored):
+        places |= isinstance(value, Unbundled)
         value = value.source  # type: ignore[attr-defined]
-    return value
+    return value, places
 
 
 def _reordered(came: Came, order: IntArray) -> Came:

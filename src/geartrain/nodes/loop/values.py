@@ -101,6 +101,10 @@ class AbstractValue(ABC):
         """Add gradients to those of these places, as ``scatter`` does for rows."""
         raise ProtocolError(f"{type(self).__name__} has no bundles")
 
+    def owners(self, numbers: Numbers, places: IntArray) -> IntArray:
+        """Which rows, that are bundles, have these places."""
+        raise ProtocolError(f"{type(self).__name__} has no bundles")
+
     def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
         """Note that rows get a gradient which somebody else adds up.
 
@@ -184,6 +188,9 @@ class Stored(AbstractValue):
         self, held: AbstractTensors, places: IntArray, gradient: Gradient, at: IntArray | None
     ) -> None:
         held.scatter_places(self.number, places, gradient, at)
+
+    def owners(self, numbers: Numbers, places: IntArray) -> IntArray:
+        return numbers.owners(self.number, places)
 
     def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
         if any(given):
@@ -430,6 +437,9 @@ class Unbundled(AbstractValue):
         self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
         self.source.scatter_places(held, rows, gradient, at)
+
+    def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
+        self.source.reach(held, self.source.owners(held.numbers, rows), given)
 
     def as_asked(self, numbers: Numbers) -> bool:
         return isinstance(self.source, Stored)
