@@ -25,6 +25,7 @@ from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
 from geartrain.nn.split import TraceSplit, split
 from geartrain.nn.structure import Structure
+from geartrain.nn.unsearched import taken_apart
 from geartrain.nodes.call import arguments, as_payload
 from geartrain.nodes.gradient import GradientSum
 
@@ -51,6 +52,7 @@ def derive(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Cut:
     return made(Derivation(call_of(own, operands), operands, samples, settled))
 
 
+@taken_apart()
 def made(derivation: Derivation) -> Cut:
     """What a derivation gives; the generators are as before.
 

@@ -25,6 +25,7 @@ from geartrain.nn.derivation import Derivation, call_of, guarded, made, own_copy
 from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
 from geartrain.nn.record import draws
+from geartrain.nn.unsearched import taken_apart
 from geartrain.nodes.hoisted import Hoisted
 from geartrain.nodes.kernel import AbstractKernel
 
@@ -55,6 +56,7 @@ def hoist(
     )
 
 
+@taken_apart()
 def _cuts(
     function: Callable[..., Any],
     operands: Operands,

@@ -34,6 +34,7 @@ from geartrain.nn.ragged.unpacked import Unpacked
 from geartrain.nn.ragged.values import TraceCounts
 from geartrain.nn.record import LooksAtValues, Trace
 from geartrain.nn.structure import Structure
+from geartrain.nn.unsearched import taken_apart
 from geartrain.nodes.call import arguments, as_payload
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
@@ -229,6 +230,7 @@ class _RaggedDerivation:
         even = segment is not None and counts.padded is not None
         self._lengths = segment - 1 if segment is not None and even else None
 
+    @taken_apart()
     def cut(
         self,
         trials: Sequence[Callable[[], tuple[RaggedCall, Sequence[Tensor]]]],
