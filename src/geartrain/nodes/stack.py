@@ -135,8 +135,8 @@ class StackNode(AbstractNode):
             left.append(residuals)
         gradients: list[Gradient | None] = [None] * len(values)
         for objective, source in self._losses:
-            layer = self._layers[source - 1] if source else None
-            with self._telling(layer, "forward", values[source], state, objective.name):
+            judged = self._layers[source - 1] if source else None
+            with self._telling(judged, "forward", values[source], state, objective.name):
                 dy = objective.measure(values[source], state, lengths, train)
             gradients[source] = _sum(gradients[source], dy)
         if train:
