@@ -171,6 +171,11 @@ TARGETS: dict[str, tuple[Any, Any, str]] = {
         1,
         "column 'label' comes as int64 (n,), expected float32",
     ),
+    "numbers in double, as their gradient is asked for": (
+        lambda y, t: F.huber_loss(y[:, 0], t, reduction="none"),
+        1.0,
+        "column 'label' comes as float64 (n,), expected float32",
+    ),
     "shares in double": (
         lambda y, t: F.binary_cross_entropy(y[:, 0].sigmoid(), t, reduction="none"),
         1.0,
