@@ -139,7 +139,7 @@ class GradientSum:
         if not slot.fresh:
             slot.written().add_(value)
             return
-        if given and value.dtype is parameter.dtype and value.is_contiguous():
+        if given and value.dtype is parameter.dtype:
             slot.buffer = value
         else:
             slot.written().copy_(value)
