@@ -201,6 +201,31 @@ def test_targets_of_another_dtype_are_refused_before_anything_moves(
     assert (words.replace("'label'", "'target'") if computed else words) in said
 
 
+class Twice(torch.autograd.Function):
+    """Without a way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def test_a_criterion_without_a_gradient_is_not_said_to_want_another_dtype() -> None:
+    graph = gt.Graph()
+    graph.input("x").through(nn.Linear(4, 1)).loss(lambda y: Twice.apply(y)[:, 0], name="judge")
+    with pytest.raises(gt.GeartrainError, match="backward") as caught:
+        gt.Session(graph).fit([gt.Instance({"x": DOUBLE.float()})] * 3, epochs=1)
+    assert "dtype" not in str(caught.value)
+
+
+def test_whole_numbers_are_predictions_that_are_judged_alone() -> None:
+    graph = gt.Graph()
+    x = graph.input("x")
+    x.through(nn.Linear(4, 1)).loss(lambda y: y[:, 0], label="own")
+    x.through(lambda x: x.argmax(1)).loss(lambda k: k.float())
+    fit = gt.Session(graph).fit([gt.Instance({"x": DOUBLE.float()})] * 3, epochs=1)
+    assert fit.history[0].loss == float(DOUBLE.argmax(1).double().mean())
+
+
 def test_whole_numbers_are_targets_of_a_squared_error() -> None:
     graph = gt.Graph(value=("aim",))
     graph.input("x").through(nn.Linear(4, 1)).loss(F.mse_loss, "aim")

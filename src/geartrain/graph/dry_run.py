@@ -314,8 +314,8 @@ class DryRun:
             changed = Sample(inputs, sample.n, sample.lengths, sample.inside).arguments(every)
             stand_in = StandIn(function, owns=not self._judges)
             stand_in.play(*changed)
-            if self._judges:
-                _go_back(stand_in, *changed, len(call.read))
+            if self._judges and not _go_back(stand_in, *changed, len(call.read)):
+                raise TypeError("nothing that it is given has a gradient")
 
         refuse_dtype(self._name, self._detail, call, sample.inputs, run)
 
@@ -410,8 +410,8 @@ def _severed(stand_in: StandIn, function: nn.Module, given: tuple[Payload, Insid
     return False
 
 
-def _go_back(stand_in: StandIn, inputs: Payload, inside: Inside | None, read: int) -> None:
-    """Differentiate a criterion, whose last arguments are so many columns.
+def _go_back(stand_in: StandIn, inputs: Payload, inside: Inside | None, read: int) -> bool:
+    """Differentiate a criterion, whose last arguments are so many columns; False: by nothing.
 
     Where dtypes differ, some of torch's have a loss, and raise when their gradient is asked for.
     """
@@ -419,9 +419,11 @@ def _go_back(stand_in: StandIn, inputs: Payload, inside: Inside | None, read: in
     wanted = [x.detach().requires_grad_() for x in inputs[:at] if x.is_floating_point()]
     given = iter(wanted)
     own = [next(given) if x.is_floating_point() else x for x in inputs[:at]]
-    losses = stand_in.play((*own, *inputs[at:]), inside)[0]
-    if losses.requires_grad:
-        torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+    with torch.enable_grad():
+        losses = stand_in.play((*own, *inputs[at:]), inside)[0]
+        if losses.requires_grad:
+            torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+    return bool(wanted)
 
 
 def _by_chance(again: Sequence[Payload] | None, y: Payload) -> bool:
