@@ -454,13 +454,17 @@ def test_rows_that_do_not_fit_are_told_with_what_would(module, row, words):
     refused(graph, words)
 
 
+ONE_ROW = [lambda m: m.label > 0, lambda m: m.payload[0][:, 0].item(), lambda m: float(m.label)]
+
+
+@pytest.mark.parametrize("one", ONE_ROW)
 @pytest.mark.parametrize("run", ["auto", "steps"])
-def test_a_function_of_one_row_is_told_that_it_gets_columns(run):
+def test_a_function_of_one_row_is_told_that_it_gets_columns(run, one):
     graph = Graph(value=("label",), run=run)
     rounds = graph.loop()
     rounds.join(graph.input("x", step=0))
     done, more = rounds.where(lambda m: m.step > 2)
-    rounds.join(more.move(step=lambda m: m.step + 1 if m.label > 0 else 3))
+    rounds.join(more.move(step=lambda m: m.step + 1 if one(m) else 3))
     done.through(nn.Linear(4, 2), name="readout").loss(gt.cross_entropy, target="label")
     data = [gt.Instance({"x": torch.randn(1, 4)}, value={"label": k % 2}) for k in range(8)]
     with pytest.raises(gt.GeartrainError, match="it gets columns of n rows, and gives one: np"):

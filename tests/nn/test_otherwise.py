@@ -85,6 +85,31 @@ def test_maps_that_an_equation_tells_have_programs_in_c(equation: str) -> None:
     assert cut.parts.fused is not None
 
 
+class Added(nn.Module):
+    """Maps that are laid out as they are read, with what is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.map = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(torch.tensordot(x, self.map, dims=1))
+        return torch.addmm(self.bias, y, self.map, alpha=0.5)
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_maps_that_are_read_as_they_lie_are_not_computed_before() -> None:
+    cut = derive(Added().double(), [torch.randn(5, 4).double()])
+    assert cut.parts.fused is not None and cut.computed is None
+
+
+@pytest.mark.parametrize("how", [{}, {"beta": 0}, {"alpha": 2, "beta": 0.5}])
+def test_products_that_are_added_are_torchs(how: dict[str, float]) -> None:
+    some = operands("nj,ni,ij->n")
+    mine, torchs = OTHERWISE[torch.addmm](*some, **how), torch.addmm(*some, **how)
+    torch.testing.assert_close(mine, torchs)
+
+
 def test_bilinear_is_torchs() -> None:
     module = nn.Bilinear(3, 4, 5).double()
     x, y = (torch.randn(6, k, dtype=torch.float64) for k in (3, 4))

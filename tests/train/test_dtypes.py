@@ -171,6 +171,11 @@ TARGETS: dict[str, tuple[Any, Any, str]] = {
         1,
         "column 'label' comes as int64 (n,), expected float32",
     ),
+    "numbers in double, as their gradient is asked for": (
+        lambda y, t: F.huber_loss(y[:, 0], t, reduction="none"),
+        1.0,
+        "column 'label' comes as float64 (n,), expected float32",
+    ),
     "shares in double": (
         lambda y, t: F.binary_cross_entropy(y[:, 0].sigmoid(), t, reduction="none"),
         1.0,
@@ -194,6 +199,31 @@ def test_targets_of_another_dtype_are_refused_before_anything_moves(
     said = str(caught.value)
     assert said.startswith("'judge': "), said
     assert (words.replace("'label'", "'target'") if computed else words) in said
+
+
+class Twice(torch.autograd.Function):
+    """Without a way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def test_a_criterion_without_a_gradient_is_not_said_to_want_another_dtype() -> None:
+    graph = gt.Graph()
+    graph.input("x").through(nn.Linear(4, 1)).loss(lambda y: Twice.apply(y)[:, 0], name="judge")
+    with pytest.raises(gt.GeartrainError, match="backward") as caught:
+        gt.Session(graph).fit([gt.Instance({"x": DOUBLE.float()})] * 3, epochs=1)
+    assert "dtype" not in str(caught.value)
+
+
+def test_whole_numbers_are_predictions_that_are_judged_alone() -> None:
+    graph = gt.Graph()
+    x = graph.input("x")
+    x.through(nn.Linear(4, 1)).loss(lambda y: y[:, 0], label="own")
+    x.through(lambda x: x.argmax(1)).loss(lambda k: k.float())
+    fit = gt.Session(graph).fit([gt.Instance({"x": DOUBLE.float()})] * 3, epochs=1)
+    assert fit.history[0].loss == float(DOUBLE.argmax(1).double().mean())
 
 
 def test_whole_numbers_are_targets_of_a_squared_error() -> None:

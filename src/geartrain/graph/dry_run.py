@@ -155,6 +155,8 @@ class DryRun:
         try:
             stand_in = StandIn(function, owns=not self._judges)
             outputs = stand_in.play(inputs, inside)
+            if self._judges and not hasattr(function, "with_gradient"):
+                _go_back(stand_in, inputs, inside, len(call.read))
         except Exception:  # noqa: BLE001 - it wants other rows, or is broken: a real run will tell
             return False
         self._refuse_foreign(function, outputs, lambda: stand_in.play(*sample.arguments(first)))
@@ -309,8 +311,11 @@ class DryRun:
         every = np.arange(1 if self._one_only(sample) else sample.n)
 
         def run(inputs: Payload) -> None:
-            changed = Sample(inputs, sample.n, sample.lengths, sample.inside)
-            StandIn(function, owns=not self._judges).play(*changed.arguments(every))
+            changed = Sample(inputs, sample.n, sample.lengths, sample.inside).arguments(every)
+            stand_in = StandIn(function, owns=not self._judges)
+            stand_in.play(*changed)
+            if self._judges and not _go_back(stand_in, *changed, len(call.read)):
+                raise TypeError("nothing that it is given has a gradient")
 
         refuse_dtype(self._name, self._detail, call, sample.inputs, run)
 
@@ -403,6 +408,22 @@ def _severed(stand_in: StandIn, function: nn.Module, given: tuple[Payload, Insid
         y = stand_in.play(*given, train=stand_in.modes[-1], learns=True)
         return not any(x.requires_grad for x in y)
     return False
+
+
+def _go_back(stand_in: StandIn, inputs: Payload, inside: Inside | None, read: int) -> bool:
+    """Differentiate a criterion, whose last arguments are so many columns; False: by nothing.
+
+    Where dtypes differ, some of torch's have a loss, and raise when their gradient is asked for.
+    """
+    at = len(inputs) - read
+    wanted = [x.detach().requires_grad_() for x in inputs[:at] if x.is_floating_point()]
+    given = iter(wanted)
+    own = [next(given) if x.is_floating_point() else x for x in inputs[:at]]
+    with torch.enable_grad():
+        losses = stand_in.play((*own, *inputs[at:]), inside)[0]
+        if losses.requires_grad:
+            torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+    return bool(wanted)
 
 
 def _by_chance(again: Sequence[Payload] | None, y: Payload) -> bool:

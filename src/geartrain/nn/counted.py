@@ -78,11 +78,13 @@ class CountedGraph:
         self.operands, self.inputs = places[:operands], places[operands : operands + inputs]
         self.others = places[operands + inputs :]
         self.shapes = dict(small.shapes)
+        self._both: dict[fx.Node, tuple[tuple[int, ...], ...]] = {}
         self.rows: dict[fx.Node, int] = {}
         self.axis: dict[fx.Node, int] = {}
         self._large = _twins(self.graph, large.graph)
         for x, y in self._large.items():
             if x in small.shapes and y in large.shapes:
+                self._both[x] = small.shapes[x], large.shapes[y]
                 self._note_rows(x, small.shapes[x], large.shapes[y])
         with self.graph.inserting_before(next(iter(self.graph.nodes))):
             self.n = self.graph.placeholder("rows")
@@ -192,7 +194,7 @@ class CountedGraph:
             same = x.target in _SAME or (
                 x.target is aten.clone.default and args[0] in self.inputs and not x.kwargs
             )
-            same = same or self._is_constant(x)
+            same = same or self._is_as_it_was(x)
             if x.target is aten.scatter.src and self._is_ranked(args[2], args[1]):
                 x.meta[ONCE] = True
                 if args[0].target in _ZEROS:
@@ -215,11 +217,15 @@ class CountedGraph:
         (along,) = own or (rank.kwargs.get("dim", -1),)
         return x is not index or along % found == dim % found
 
-    def _is_constant(self, x: fx.Node) -> bool:
-        """Whether it is a view of a constant as it is."""
-        source: Any = x.args[0] if x.target in VIEWS else None
-        known = source is not None and source.op == "get_attr"
-        return known and self.shapes[x] == self.shapes[source]
+    def _is_as_it_was(self, x: fx.Node) -> bool:
+        """Whether it is a view of the same shape, at both sizes, or of axes in the same order."""
+        args: Any = x.args
+        if x.target is aten.permute.default:
+            return list(args[1]) == [*range(len(args[1]))]
+        if x.target not in VIEWS:
+            return False
+        source: fx.Node = args[0]
+        return self._both[x] == self._both.get(source)
 
 
 def _is_turned_back(x: fx.Node) -> bool:

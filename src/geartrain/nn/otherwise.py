@@ -147,6 +147,15 @@ def _matmul(input: Tensor, other: Tensor) -> Tensor:
     return (input * other).sum(-1) if alone else torch.matmul(input, other)
 
 
+def _added_to(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """A product and what is added, apart."""
+    found = mat1 @ mat2
+    found = found if alpha == 1 else found * alpha
+    return found if beta == 0 else (input if beta == 1 else input * beta) + found
+
+
 def _add_product(
     input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1, **how: Any
 ) -> Tensor:
@@ -180,6 +189,8 @@ OTHERWISE: Final[Mapping[Any, Callable[..., Tensor]]] = {
     Tensor.prod: _product,
     torch.cumprod: _product_so_far,
     Tensor.cumprod: _product_so_far,
+    torch.addmm: _added_to,
+    Tensor.addmm: _added_to,
     torch.addcmul: _add_product,
     Tensor.addcmul: _add_product,
     torch.addcdiv: _add_quotient,

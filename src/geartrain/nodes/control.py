@@ -149,7 +149,8 @@ class Route(AbstractStep):
 def by_columns(error: Exception) -> str:
     """A hint for who wrote a function of one row, or one that mixes tensors with arrays."""
     said = str(error)
-    if "truth value" in said or "Boolean value of Tensor" in said:
+    of_one = ("truth value", "Boolean value of Tensor", "to Scalar", "to Python scalars")
+    if any(each in said for each in of_one):
         return "; it gets columns of n rows, and gives one: np.where(m.x > 0, 1, 2) for an if"
     lone = ("tuple indices must be", "'tuple' object has no attribute", "instances of 'tuple' and")
     if any(each in said for each in lone):

@@ -18,6 +18,7 @@ from torch import fx
 
 from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
+from geartrain.nn.computed import ComputedWeights
 from geartrain.nn.counted import needed_by
 from geartrain.nn.emit import emit
 from geartrain.nn.places import Refused
@@ -25,7 +26,7 @@ from geartrain.nn.ragged.drafts import needed, of_named, parts_added, together
 from geartrain.nn.ragged.integers import above, are_of_each, counts
 from geartrain.nn.ragged.looked_up import learned_of
 from geartrain.nn.ragged.lower import Lowering
-from geartrain.nn.ragged.over import sums_rows
+from geartrain.nn.ragged.over import sum_of_entries, sums_all, sums_rows
 from geartrain.nn.ragged.pairs import sum_of_firsts
 from geartrain.nn.ragged.routine import RaggedRoutine
 from geartrain.nn.ragged.values import (
@@ -139,6 +140,7 @@ class RaggedCut:
         used: Inputs that are read.
         dtype: Of all numbers.
         draws: Whether chance has a part in it.
+        computed: Operands behind those of the module, which are computed of these; None: no such.
     """
 
     forward: RaggedRoutine
@@ -158,6 +160,7 @@ class RaggedCut:
     used: frozenset[int]
     dtype: torch.dtype
     draws: bool
+    computed: ComputedWeights | None = None
 
 
 @final
@@ -342,7 +345,10 @@ class Cutter:
         if rows is None:
             return None
         late = low.late(rows)
-        return self._added(low.full(low.value(rows, late=late), late=late), late=late)
+        value = low.full(low.value(rows, late=late), late=late)
+        if math.prod(low.shapes[d]) == 1:
+            value = sum_of_entries(low, value, late=late)
+        return self._added(value, late=late)
 
     def _added(self, value: RaggedValue, *, late: bool = True) -> Tensors:
         """Rows of which weights get the sum: of pairs, those of each member are added up before."""
@@ -403,7 +409,7 @@ class Cutter:
         args: Any = d.args
         while d.target in (aten.view.default, aten.squeeze.dim, aten.squeeze.dims):
             d, args = args[0], args[0].args
-        if d.target is not aten.sum.dim_IntList or not sums_rows(self._low, d):
+        if not sums_rows(self._low, d) and not sums_all(self._low, d):
             return None
         rows: fx.Node = args[0]
         return rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, final
 
@@ -20,19 +21,22 @@ from torch import Tensor, nn
 from geartrain.errors import GraphError
 from geartrain.frames.message import Payload
 from geartrain.native.fused import available
+from geartrain.nn.computed import ComputedWeights
+from geartrain.nn.counted import Function
 from geartrain.nn.derivation import compare, learns, own_copy, sample
 from geartrain.nn.joint import trace
 from geartrain.nn.operands import Operands
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.calls import RaggedCall, call_of_inside, call_of_memory
 from geartrain.nn.ragged.chance import Settled
+from geartrain.nn.ragged.computed import apart
 from geartrain.nn.ragged.cut import Cutter, RaggedCut
 from geartrain.nn.ragged.lengths import segment_of
 from geartrain.nn.ragged.lower import Lowering
 from geartrain.nn.ragged.program import RaggedProgram
 from geartrain.nn.ragged.unpacked import Unpacked
 from geartrain.nn.ragged.values import TraceCounts
-from geartrain.nn.record import LooksAtValues, Trace
+from geartrain.nn.record import LooksAtValues, Trace, record
 from geartrain.nn.structure import Structure
 from geartrain.nn.unsearched import taken_apart
 from geartrain.nodes.call import arguments, as_payload
@@ -243,8 +247,7 @@ class _RaggedDerivation:
         """
         with torch.random.fork_rng([]):
             try:
-                lower = self._traced_at_two_sizes(rows)
-                cut = lower(settled=False)
+                lower, cut = self._lowered(rows)
                 tried = lower(settled=True) if cut.draws else cut
                 for trial in trials:
                     call, given = trial()
@@ -272,11 +275,47 @@ class _RaggedDerivation:
                 "edges, and levels are rounds of a loop"
             ) from error
 
-    def _traced_at_two_sizes(self, rows: int) -> Callable[..., RaggedCut]:
-        """What cuts its traces, of which ``settled`` says whether all that is drawn is the same."""
+    def _lowered(self, rows: int) -> tuple[Callable[..., RaggedCut], RaggedCut]:
+        """What cuts its traces, and the cut; what has none as it is may have one where what it
+        computes of weights alone is computed before."""
+        lower = self._traced_at_two_sizes(rows)
+        try:
+            return lower, lower(settled=False)
+        except Refused:
+            weights = self._of_weights()
+            if weights is None:
+                raise
+        lower = self._traced_at_two_sizes(rows, *weights)
+        return lower, replace(lower(settled=False), computed=weights[0])
+
+    def _of_weights(self) -> tuple[ComputedWeights, list[Function]] | None:
+        """What it computes of weights alone, and the rest at both sizes; None: nothing."""
+        operands = [x.detach().clone() for x in self._operands.tensors()]
+        n, lengths = len(operands), self._lengths
+
+        def flat(*given: Tensor) -> tuple[Tensor, ...]:
+            return self._traced(given[:n], [x.clone() for x in given[n:]])
+
+        whole = torch.func.functionalize(flat)
+        at = None if lengths is None else n + lengths
+        traces = [record(whole, [*operands, *x], composed=True, lengths=at) for x in self._samples]
+        return apart(traces, operands)
+
+    def _traced_at_two_sizes(
+        self,
+        rows: int,
+        weights: ComputedWeights | None = None,
+        rests: Sequence[Function] | None = None,
+    ) -> Callable[..., RaggedCut]:
+        """What cuts its traces, of which ``settled`` says whether all that is drawn is the same;
+        of the rest of the module, where some weights are computed before."""
         tensors = self._operands.tensors()
         learned = [learns(x) for x in tensors]
         operands = [x.detach().clone() for x in tensors]
+        if weights is not None:
+            learned += [x.is_floating_point() for x in weights.likes]
+        given = [*operands, *([] if weights is None else weights.code(operands))]
+        functions = rests or [self._traced, self._traced]
         structure = Structure(self._own)
         outputs = [self._first_call(operands, xs) for xs in self._samples]
         tangents = tuple(j for j, y in enumerate(outputs[0]) if y.is_floating_point())
@@ -288,15 +327,15 @@ class _RaggedDerivation:
             raise GraphError("it computes with other than one kind of floating-point numbers")
         small, large = (
             trace(
-                self._traced,
-                operands,
+                function,
+                given,
                 learned,
                 xs,
                 [torch.ones_like(y[j]) for j in tangents],
                 composed=True,
                 lengths=self._lengths,
             )
-            for xs, y in zip(self._samples, outputs, strict=True)
+            for function, xs, y in zip(functions, self._samples, outputs, strict=True)
         )
         if structure.now() != structure.settings:
             raise GraphError("its forward changes attributes of the module")

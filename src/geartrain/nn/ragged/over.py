@@ -45,6 +45,22 @@ def sums_rows(low: AbstractLowering, x: fx.Node) -> bool:
     return like.kind != NO_ROWS and not like.merged and sorted(dims) == rows
 
 
+def sums_all(low: AbstractLowering, x: fx.Node) -> bool:
+    """Whether it adds up all that there is, as the gradient of one number."""
+    adds = x.target in (aten.sum.default, aten.sum.dim_IntList)
+    return adds and low.late(x) and low.like(x).kind == NO_ROWS and math.prod(low.shapes[x]) == 1
+
+
+def sum_of_entries(low: AbstractLowering, value: RaggedValue, *, late: bool) -> RaggedValue:
+    """What each row has, added up."""
+    if value.width == 1:
+        return value
+    value = low.dense(value, late=late)
+    out = low.room(Axes(value.kind, value.times, (), 1), late=late)
+    low.plain(Op.REDUCE, out, value, number=1.0, many=value.width, inner=1, late=late)
+    return out
+
+
 def _over_members(like: Axes, dims: list[int]) -> bool:
     return like.kind == MEMBERS and like.lead == PADDED and dims == [like.members]
 
@@ -63,7 +79,7 @@ def _over_bundles(low: AbstractLowering, x: fx.Node, dims: list[int]) -> bool:
 
 def _sum(low: AbstractLowering, x: fx.Node) -> None:
     args: Any = x.args
-    if sums_rows(low, x):
+    if sums_rows(low, x) or sums_all(low, x):
         low.values[x] = None
         return
     if x.kwargs:

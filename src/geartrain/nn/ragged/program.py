@@ -17,6 +17,7 @@ from geartrain.native import pool
 from geartrain.native.fused import packed
 from geartrain.native.ragged import UNNAMED, RowsToLearn
 from geartrain.native.steady import firing
+from geartrain.nn.computed import ComputedOperands
 from geartrain.nn.operands import Operands
 from geartrain.nn.ragged.calls import RaggedCall, RaggedFound, RaggedKept, address_of
 from geartrain.nn.ragged.cut import RaggedCut, RaggedTerm, Tensors
@@ -86,7 +87,11 @@ class RaggedProgram:
     """
 
     def __init__(self, cut: RaggedCut, operands: Operands) -> None:
-        self._cut, self._operands = cut, operands
+        self._cut, self._behind = cut, len(operands.names)
+        self._operands: Operands | ComputedOperands = operands
+        self._computed: ComputedOperands | None = None
+        if cut.computed is not None:
+            self._operands = self._computed = ComputedOperands(operands, cut.computed)
         self._like = torch.empty(0, dtype=cut.dtype)
         self._size = self._like.itemsize
         self._firing = 0
@@ -313,7 +318,7 @@ class RaggedProgram:
         """Products and sums that are added while rows are in a cache; None: later."""
         sizes, whole = kept.call.sizes, into.whole
         terms = [t for t in self._later if t.tangents & came]
-        if whole is None or not terms or not self._in_c:
+        if whole is None or not terms or not self._in_c or self._computed is not None:
             return None
         rows = max([sizes[t.tensors[0].buffer.kind] for t in terms])
         operands = self._operands.tensors()
@@ -379,22 +384,30 @@ class RaggedProgram:
                 some = [found.tensor(x) for t in self._later for x in t.tensors]
                 terms = self._at_once if into.add_later(self, tuple(some), rows) else terms
         for term in terms:
-            parameter = operands[term.operand]
-            if not term.tangents & came or not parameter.requires_grad:
+            if not term.tangents & came or not operands[term.operand].requires_grad:
                 continue
             tensors = [found.tensor(t) for t in term.tensors]
             kind = term.tensors[0].buffer.kind
             if several is None or kind == found.counted:
-                self._add(term, cast(nn.Parameter, parameter), tensors, found, into)
+                self._add(term, *self._learner(term, operands, into), tensors, found)
                 continue
             with into.of_updates(several[found.owners(kind)]):
-                self._add(term, cast(nn.Parameter, parameter), tensors, found, into)
+                self._add(term, *self._learner(term, operands, into), tensors, found)
+
+    def _learner(
+        self, term: RaggedTerm, operands: Sequence[Tensor], into: GradientSum
+    ) -> tuple[nn.Parameter, GradientSum]:
+        """The parameter that a term is for, and the sum that has it."""
+        computed, behind = self._computed, term.operand - self._behind
+        if computed is None or behind < 0:
+            return cast(nn.Parameter, operands[term.operand]), into
+        return computed.stand_ins[behind], into.of_computed(computed)
 
     def add_all(self, found: Sequence[Payload], into: GradientSum) -> None:
         """Add the products and sums of several calls."""
-        operands, k = self._operands.tensors(), 0
+        operands, whole, k = self._operands.tensors(), into, 0
         for term in self._later:
-            parameter = cast(nn.Parameter, operands[term.operand])
+            parameter, into = self._learner(term, operands, whole)
             if term.how == "product":
                 into.add_products(parameter, [(each[k], each[k + 1]) for each in found])
             else:
@@ -405,9 +418,9 @@ class RaggedProgram:
         self,
         term: RaggedTerm,
         parameter: nn.Parameter,
+        into: GradientSum,
         tensors: Sequence[Tensor],
         found: RaggedFound,
-        into: GradientSum,
     ) -> None:
         if term.how == "product":
             into.add_product(parameter, tensors[0], tensors[1])
