@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,13 +21,13 @@ from geartrain.runtime.processes.messages import (
     named_to_record,
     record_to_named,
 )
-from geartrain.runtime.processes.pace import Pace
+from geartrain.runtime.processes.pace import CoreClock, Pace
 from geartrain.transport.record import Record
 
 
 def test_a_report_comes_as_it_was_sent() -> None:
     names = Names(["map", "loss"], ["p"])
-    report = Report()
+    report = Report(busy_s=1.25)
     report.firings = [
         (Firing("map", "p", True, 7, False, 21, 84), 0.5, 0.75),
         (Firing("loss", None, True, 7, True, 7, 2**40), 0.75, 1.0),
@@ -41,6 +42,7 @@ def test_a_report_comes_as_it_was_sent() -> None:
     for (firing, *times), (told, *said) in zip(found.firings, report.firings, strict=True):
         assert times == said and _plain(firing) == _plain(told)
     assert (found.steps, found.held) == (report.steps, report.held)
+    assert found.busy_s == 1.25
     assert [x.tolist() for x in found.out.answered] == [[4, 2]]
     assert [x.tolist() for x in found.out.spawned] == [[1]]
     assert [(port, x.tolist()) for port, x in found.out.rounds] == [((5, 0), [3, 3])]
@@ -76,6 +78,8 @@ def test_progress_goes_in_one_message_with_a_report_and_no_more_often_than_it_is
         _pulse=partial(named_to_record, "pulse", {}, {}),
         _report=Report(),
         _pulsed_s=0,
+        _core=CoreClock(),
+        _now=time.perf_counter,
     )
     worker._sent, worker._parent = [0], 0
     worker._send = partial(_Work._send, worker)

@@ -6,11 +6,13 @@ nobody waits               as often as progress is told, or when it gets long
 
 A report has a cost of its own on both sides, about that of a small firing, and the program takes a
 core from a worker to read it. What is told by the clock, and waited for by nobody, is told so often
-by all workers together: where they are more than the cores, each does less between two words.
+by all workers together, and by a clock of cores: where these are shared, with other workers or
+other programs, a worker does less between two moments of any other.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Final, final
 
 from geartrain.engine.stock import AbstractStock
@@ -20,6 +22,25 @@ SLOW_S: Final = 0.1
 _ALL_S: Final = 0.1  # between two words of progress of all workers together, where they are many
 _MOST_S: Final = 0.8
 MOST_FIRINGS: Final = 256
+
+
+_AT_LEAST: Final = 1 / 8
+
+
+@final
+class CoreClock:
+    """Seconds of a core that the thread which made it has had since.
+
+    Of any other clock's they are an eighth or more: who waits in a firing is to be heard, too.
+    """
+
+    def __init__(self) -> None:
+        self._core_s, self._wall_s = time.thread_time(), time.perf_counter()
+
+    def seconds(self) -> float:
+        """They; never fewer than before."""
+        waited = time.perf_counter() - self._wall_s
+        return max(time.thread_time() - self._core_s, _AT_LEAST * waited)
 
 
 @final

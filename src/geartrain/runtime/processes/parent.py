@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geartrain.device import cores
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
 from geartrain.errors import GeartrainError, StuckError, WorkerDiedError
@@ -82,6 +81,7 @@ class Parent:
         self._empty = self._me if self._stocked else 0  # workers that have had no lot
         self._ahead = feeder.waits_for_nobody and engine.may_go_ahead
         self._finished = np.zeros(engine.sharing.copies, np.int64)  # in training, by copy
+        self._busy_s = np.zeros(self._me)  # of a core, by worker
         self._place = pool.place()
         nodes = tuple(n.name for n in engine.wiring.nodes.values())
         self._names = Names(nodes, list(engine.parts))
@@ -354,6 +354,7 @@ class Parent:
         watch, engine, began = self._watch, self._engine, self._began - self._pool.ahead_s(w)
         if report.firings:
             self._pool.reported(w, report.firings[-1][0])
+        self._busy_s[w] = report.busy_s
         for firing, start, end in report.firings:
             watch.fired(w, firing, max(0.0, start - began), max(0.0, end - began))
         for step, at in report.steps:
@@ -399,12 +400,8 @@ class Parent:
 
     def _size_lots(self) -> None:
         """Have lots be as large as is worth a message."""
-        seconds = time.perf_counter() - self._began - self._apart_s
         finished, left = self._engine.controller.finished, self._feeder.left
-        workers = len(self._there)
-        # Of workers that share no memory it is not known whose cores are whose.
-        shared = cores() if self._pool.shares else workers
-        many = worth_a_lot(finished, seconds, left, workers, shared)
+        many = worth_a_lot(finished, float(self._busy_s.sum()), left, len(self._there))
         self._engine.give_together(many, self._bytes_each)
 
     def _admit(self) -> None:
