@@ -19,7 +19,7 @@ parameter's dtype, and only the product of one pair is rounded to bfloat16.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from operator import is_
@@ -489,12 +489,6 @@ class GradientSum:
         waits = self._later or self._apart or self._ahead or self._looked_up or self._computed
         return bool(waits) or any(slot.holds for slot in self._slots.values())
 
-    def sort_apart(self) -> None:
-        """Add to the sums of their updates all that waits for it."""
-        with Unrecorded():
-            self.settle()
-            self._sort_apart()
-
     def _sort_apart(self) -> None:
         """Add rows that were put apart to the sums of their updates."""
         if self._apart:
@@ -558,20 +552,16 @@ class GradientSum:
         for slot in self._slots.values():
             slot.forget()
 
-    @contextmanager
-    def multiplied(self) -> Iterator[None]:
+    def multiplied(self) -> AbstractContextManager[None]:
         """What waits is multiplied and added up, and nothing is added meanwhile: a ``take`` has
         nothing to do but to hand over."""
-        self._squares = (self.multiply(),)
-        try:
-            yield
-        finally:
-            self._squares = None
+        return _Multiplied(self)
 
     def multiply(self) -> float | None:
         """Multiply and add up what waits; the sum of the squares of all entries, if it is known."""
         with Unrecorded():
             self.settle()
+            self._sort_apart()
             slots = [*self._slots.values()]
             if any(slot.parts for slot in slots):
                 slots = [each for slot in slots for each in (*slot.parts.values(), slot)]
@@ -596,18 +586,13 @@ class GradientSum:
     ) -> tuple[list[Tensor | None], float | None]:
         """``take`` of several, and the sum of the squares of all entries where it is known."""
         with Unrecorded():
-            return self._take_each(parameters)
-
-    def _take_each(
-        self, parameters: Sequence[torch.nn.Parameter]
-    ) -> tuple[list[Tensor | None], float | None]:
-        slots = self._ready(parameters)
-        known, self._squares = self._squares, None
-        if known is None:
-            squares = None if operations.listening else summed(slots)
-        else:
-            squares = known[0] if len(slots) == len(self._slots) else None
-        return self._taken(), squares
+            slots = self._ready(parameters)
+            known, self._squares = self._squares, None
+            if known is None:
+                squares = None if operations.listening else summed(slots)
+            else:
+                squares = known[0] if len(slots) == len(self._slots) else None
+            return self._taken(), squares
 
     def _ready(self, parameters: Sequence[torch.nn.Parameter]) -> Sequence[Slot]:
         """What is to be added up before these are ``_taken``."""
@@ -663,6 +648,20 @@ class GradientSum:
                 other.sums = [left]
         with operations.told_before() if operations.listening else nullcontext():
             slot.multiply(left, right)
+
+
+@final
+class _Multiplied:
+    """A generator would be three calls more at every step of weights that are shared."""
+
+    def __init__(self, of: GradientSum) -> None:
+        self._of = of
+
+    def __enter__(self) -> None:
+        self._of._squares = (self._of.multiply(),)
+
+    def __exit__(self, *raised: object) -> None:
+        self._of._squares = None
 
 
 def take_together(

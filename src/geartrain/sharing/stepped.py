@@ -216,7 +216,6 @@ class SteppedShare(AbstractAhead, PublishedShare):
             super()._settle_own(versions, lengths, instances)
             return
         # The step takes them from where they were added: no second buffer is filled.
-        self.gradient.sort_apart()
         part.gradient = self.gradient
         try:
             self._settle((), versions, lengths, instances)
