@@ -48,7 +48,7 @@ def test_a_worker_that_has_work_polls_when_a_look_is_due(
 ) -> None:
     now, polled = [0.0], list[float]()
     worker: Any = SimpleNamespace(
-        _now=lambda: now[0],
+        _pace=SimpleNamespace(now=lambda: now[0]),
         transport=SimpleNamespace(poll=lambda: polled.append(now[0]) or came),
         _state=SimpleNamespace(ready=True),
         _stock=SimpleNamespace(waiting=waiting),

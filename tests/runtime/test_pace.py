@@ -104,5 +104,15 @@ def test_one_that_waits_in_its_firings_is_heard_all_the_same(
     core = CoreClock()
     clocks.wall_s = 108.0
     assert core.seconds() == 1
-    clocks.core_s = 13.0
-    assert core.seconds() == 8
+    clocks.core_s, clocks.wall_s = 5.5, 108.5  # to have waited takes nothing from what follows
+    assert core.seconds() == 1.5
+
+
+def test_by_everybodys_clock_goes_what_others_may_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(monkeypatch)
+    paces = whole(2), Pace(PartialStock(Arena(), 0, lambda trained: 4)), Pace(None)
+    began = [pace.now() for pace in paces]
+    clocks.core_s, clocks.wall_s = 5.5, 102.0
+    passed = [pace.now() - before for pace, before in zip(paces, began, strict=True)]
+    assert passed == [0.5, 2.0, 2.0]
+    assert [pace.core.seconds() for pace in paces] == [0.5, 0.5, 0.5]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +20,7 @@ from geartrain.runtime.processes.messages import (
     named_to_record,
     record_to_named,
 )
-from geartrain.runtime.processes.pace import CoreClock, Pace
+from geartrain.runtime.processes.pace import Pace
 from geartrain.transport.record import Record
 
 
@@ -78,8 +77,6 @@ def test_progress_goes_in_one_message_with_a_report_and_no_more_often_than_it_is
         _pulse=partial(named_to_record, "pulse", {}, {}),
         _report=Report(),
         _pulsed_s=0,
-        _core=CoreClock(),
-        _now=time.perf_counter,
     )
     worker._sent, worker._parent = [0], 0
     worker._send = partial(_Work._send, worker)

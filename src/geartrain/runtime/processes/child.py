@@ -52,7 +52,7 @@ from geartrain.runtime.processes.messages import (
     record_to_lot,
     record_to_named,
 )
-from geartrain.runtime.processes.pace import CoreClock, Pace
+from geartrain.runtime.processes.pace import Pace
 from geartrain.runtime.processes.patience import Patience
 from geartrain.runtime.processes.waiting import Waiting
 from geartrain.sharing.letters import SHARE, Letter
@@ -172,9 +172,7 @@ class _Work:
         if not self._whole:
             self._state.ahead = self._carry_on
         self._report, self._pace = Report(), Pace(self._stock, workers)
-        self._core, self._pulsed_s = CoreClock(), 0.0
-        # Where others may wait for what it does, it goes by their clock.
-        self._now = self._core.seconds if self._whole else time.perf_counter
+        self._pulsed_s = 0.0
         self._waiting = Waiting(time.perf_counter())
         self._looks = Looks() if self._whole else None
         self._sent = np.zeros(self._parent + 1, np.int64)  # records, by receiver
@@ -194,7 +192,7 @@ class _Work:
         self._notes[0] = BETWEEN
         try:
             self._gather()
-            self._waiting, self._pulsed_s = Waiting(time.perf_counter()), self._now()
+            self._waiting, self._pulsed_s = Waiting(time.perf_counter()), self._pace.now()
             self._pace.told(self._pulsed_s)  # there is nothing to tell of yet
             while not self._over:
                 self._hear()
@@ -217,12 +215,12 @@ class _Work:
         """Take what has come; wait if there is nothing else to do."""
         looks = self._looks
         if works and self._state.ready:
-            if looks is not None and not looks.due(self._now()):
+            if looks is not None and not looks.due(self._pace.now()):
                 return
             found = self.transport.poll()
             if looks is not None and self._stock is not None:
                 wants = bool(found) or not self._stock.waiting
-                looks.looked(self._now(), wants=wants)
+                looks.looked(self._pace.now(), wants=wants)
         else:
             began = time.perf_counter()
             if self._is_to_tell():
@@ -255,7 +253,7 @@ class _Work:
 
     def _is_due(self) -> bool:
         """Whether it is time to tell the controller of what was done."""
-        report, now = self._report, self._now()
+        report, now = self._report, self._pace.now()
         return self._pace.due(now, matters=report.matters, firings=len(report.firings))
 
     def _look_around(self) -> None:
@@ -428,7 +426,7 @@ class _Work:
     def _send_report(self) -> None:
         if not self._report:
             return
-        self._report.busy_s, now = self._core.seconds(), self._now()
+        self._report.busy_s, now = self._pace.core.seconds(), self._pace.now()
         report, self._report = self._report.to_record(self._names), Report()
         self._pace.told(now)
         if now - self._pulsed_s <= self._pace.progress_s:

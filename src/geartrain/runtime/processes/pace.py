@@ -35,23 +35,28 @@ class CoreClock:
     """
 
     def __init__(self) -> None:
+        self._seconds = 0.0
         self._core_s, self._wall_s = time.thread_time(), time.perf_counter()
 
     def seconds(self) -> float:
         """They; never fewer than before."""
-        waited = time.perf_counter() - self._wall_s
-        return max(time.thread_time() - self._core_s, _AT_LEAST * waited)
+        core_s, wall_s = time.thread_time(), time.perf_counter()
+        self._seconds += max(core_s - self._core_s, _AT_LEAST * (wall_s - self._wall_s))
+        self._core_s, self._wall_s = core_s, wall_s
+        return self._seconds
 
 
 @final
 class Pace:
-    """Of one worker in one pass; seconds are of whatever clock its caller has.
+    """Of one worker in one pass; seconds are those of ``now``.
 
     Args:
         stock: What the worker has in stock, if it is given instances ahead of time.
         workers: How many there are.
 
     Attributes:
+        core: How long its thread has had a core.
+        now: By that, where nobody waits for what it does, else by everybody's clock.
         progress_s: Between two words on progress.
     """
 
@@ -62,6 +67,8 @@ class Pace:
         # Elsewhere others may wait for what is told by the clock alone.
         whole = stock is not None and stock.whole
         self._slow_s = self.progress_s if whole else SLOW_S
+        self.core = CoreClock()
+        self.now = self.core.seconds if whole else time.perf_counter
 
     def due(self, now_s: float, *, matters: bool, firings: int) -> bool:
         """Whether the parent is to be told now.
