@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,11 +44,11 @@ def test_who_has_found_something_or_wants_more_looks_again_at_once_or_nearly() -
     ids=["nothing", "its stock is used up", "something"],
 )
 def test_a_worker_that_has_work_polls_when_a_look_is_due(
-    came: list[Any], waiting: int, second: float, monkeypatch: pytest.MonkeyPatch
+    came: list[Any], waiting: int, second: float
 ) -> None:
     now, polled = [0.0], list[float]()
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     worker: Any = SimpleNamespace(
+        _pace=SimpleNamespace(now=lambda: now[0]),
         transport=SimpleNamespace(poll=lambda: polled.append(now[0]) or came),
         _state=SimpleNamespace(ready=True),
         _stock=SimpleNamespace(waiting=waiting),

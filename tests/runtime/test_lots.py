@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,10 @@ from geartrain.engine.engine import Engine
 from geartrain.engine.settings import Settings
 from geartrain.frames.packed import Packed
 from geartrain.runtime.base import AbstractRuntime, PackedAhead
-from geartrain.runtime.processes import parent, stocking
+from geartrain.runtime.processes import stocking
 from geartrain.runtime.processes.handing import Handing
 from geartrain.runtime.processes.lots import worth_a_lot
-from geartrain.runtime.processes.messages import Kind
+from geartrain.runtime.processes.messages import Kind, Names, Report
 from geartrain.sharing.assignment import Stocked, Together
 from geartrain.transport.link import Transport
 from geartrain.transport.record import Record
@@ -27,37 +28,33 @@ MANY = 1_000_000
 
 
 def test_a_lot_is_what_a_worker_does_in_a_quarter_of_a_second() -> None:
-    assert worth_a_lot(1600, 2.0, MANY, 2, 8) == 100
-    assert worth_a_lot(3200, 2.0, MANY, 4, 8) == 100
-    assert worth_a_lot(3, 20.0, MANY, 2, 8) == 0  # each takes long
+    assert worth_a_lot(1600, 4.0, MANY, 2) == 100
+    assert worth_a_lot(3200, 8.0, MANY, 4) == 100
+    assert worth_a_lot(3, 40.0, MANY, 2) == 0  # each takes long
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
-def test_workers_that_are_more_than_the_cores_have_lots_as_large_as_with_one_each(
-    workers: int,
-) -> None:
+def test_lots_go_by_what_cores_have_done_however_many_share_them(workers: int) -> None:
     """With less of a core each, so many more messages would go for the same instances."""
-    assert worth_a_lot(1600, 2.0, MANY, workers, 2) == 100
-    assert worth_a_lot(1600, 2.0, MANY, workers, 1) == 200
-    assert worth_a_lot(1600, 2.0, MANY, workers, workers) == 200 // workers
-    assert worth_a_lot(1600, 2.0, 90, workers, 2) == 90 // (workers + 1)  # and end together
+    assert worth_a_lot(1600, 4.0, MANY, workers) == 100
+    assert worth_a_lot(1600, 4.0, 90, workers) == 90 // (workers + 1)  # and end together
 
 
 def test_little_is_known_at_the_beginning_and_lots_are_bounded() -> None:
-    assert worth_a_lot(0, 0.0, MANY, 2, 8) == 0
-    assert worth_a_lot(10, 1e-4, MANY, 2, 8) == 12  # as if it had been a tenth of a second
-    assert worth_a_lot(MANY, 0.1, MANY, 2, 8) == 1024
+    assert worth_a_lot(0, 0.0, MANY, 2) == 0
+    assert worth_a_lot(10, 1e-4, MANY, 2) == 12  # as if it had been a fifth of a second
+    assert worth_a_lot(MANY, 0.2, MANY, 2) == 1024
 
 
 @pytest.mark.parametrize(("left", "lot"), [(300, 100), (299, 99), (30, 10), (2, 0), (0, 0)])
 def test_towards_the_end_lots_are_a_share_of_what_is_left(left: int, lot: int) -> None:
-    assert worth_a_lot(4000, 2.0, left, 2, 8) == lot
+    assert worth_a_lot(4000, 4.0, left, 2) == lot
 
 
 def test_whoever_gets_a_lot_towards_the_end_leaves_as_much_to_each_of_the_others() -> None:
     for workers in (2, 3, 8):
         left = 999
-        lot = worth_a_lot(MANY, 2.0, left, workers, 8)
+        lot = worth_a_lot(MANY, 4.0, left, workers)
         assert 0 < workers * lot <= left - lot
 
 
@@ -82,20 +79,43 @@ def test_small_instances_go_by_lots_larger_than_are_in_flight() -> None:
     assert told < 1000, told  # 2000 lots of two
 
 
-@pytest.mark.parametrize(("runtime", "told"), [(processes, 1), (hosts, 2)])
-def test_cores_are_counted_where_workers_share_a_machine(
-    monkeypatch: pytest.MonkeyPatch, runtime: Callable[[int], AbstractRuntime], told: int
-) -> None:
-    heard: set[tuple[int, int]] = set()
+def lots_heard(
+    monkeypatch: pytest.MonkeyPatch, runtime: Callable[[int], AbstractRuntime]
+) -> list[tuple[int, float, int]]:
+    """Of a pass of two workers: finished, seconds of a core, and workers, as lots are sized."""
+    heard: list[tuple[int, float, int]] = []
 
-    def worth(finished: int, seconds: float, left: int, workers: int, cores: int) -> int:
-        heard.add((workers, cores))
-        return worth_a_lot(finished, seconds, left, workers, cores)
+    def worth(finished: int, seconds: float, left: int, workers: int) -> int:
+        heard.append((finished, seconds, workers))
+        return worth_a_lot(finished, seconds, left, workers)
 
-    monkeypatch.setattr(parent, "cores", lambda: 1)
     monkeypatch.setattr(stocking, "worth_a_lot", worth)
     pass_of_two(400, 4, runtime)
-    assert heard == {(2, told)}
+    return heard
+
+
+@pytest.mark.parametrize("runtime", [processes, hosts])
+def test_workers_tell_how_long_they_have_had_a_core(
+    monkeypatch: pytest.MonkeyPatch, runtime: Callable[[int], AbstractRuntime]
+) -> None:
+    began = time.perf_counter()
+    heard = lots_heard(monkeypatch, runtime)
+    seconds = [each for _, each, _ in heard]
+    assert {workers for *_, workers in heard} == {2}
+    assert seconds == sorted(seconds) and seconds[0] == 0
+    assert 0 < seconds[-1] < 2 * (time.perf_counter() - began)
+
+
+def test_what_each_worker_has_told_last_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_record = Report.of_record
+
+    def heard_as(record: Record, names: Names) -> Report:
+        report = of_record(record, names)
+        report.busy_s = 7.0
+        return report
+
+    monkeypatch.setattr(Report, "of_record", heard_as)
+    assert lots_heard(monkeypatch, processes)[-1][1] == 14.0
 
 
 def test_the_first_instances_are_packed_as_workers_get_ready_and_each_has_its_lot_at_once(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
 from geartrain.engine.router import Outbox
 from geartrain.engine.stock import Lot, PartialStock, Stock
 from geartrain.frames.frame import Arena
-from geartrain.runtime.processes.pace import MOST_FIRINGS, SLOW_S, SOON_S, Pace
+from geartrain.runtime.processes.pace import MOST_FIRINGS, SLOW_S, SOON_S, CoreClock, Pace
 
 
 def test_what_the_parent_waits_for_goes_soon_and_the_rest_as_often_as_progress() -> None:
@@ -74,3 +76,43 @@ def test_where_others_may_wait_for_it_what_was_done_is_told_as_soon_by_each_of_m
         pace.told(10.0)
         assert pace.due(10.0 + 1.1 * SLOW_S, matters=True, firings=1)
         assert pace.progress_s > SLOW_S
+
+
+class Clocks:
+    """What the two clocks say, from where they stood."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.core_s, self.wall_s = 5.0, 100.0
+        monkeypatch.setattr(time, "thread_time", lambda: self.core_s)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.wall_s)
+
+
+def test_a_worker_that_shares_its_core_goes_by_what_it_has_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks = Clocks(monkeypatch)
+    core = CoreClock()
+    assert core.seconds() == 0
+    clocks.core_s, clocks.wall_s = 5.5, 102.0  # a quarter
+    assert core.seconds() == 0.5
+
+
+def test_one_that_waits_in_its_firings_is_heard_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks = Clocks(monkeypatch)
+    core = CoreClock()
+    clocks.wall_s = 108.0
+    assert core.seconds() == 1
+    clocks.core_s, clocks.wall_s = 5.5, 108.5  # to have waited takes nothing from what follows
+    assert core.seconds() == 1.5
+
+
+def test_by_everybodys_clock_goes_what_others_may_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(monkeypatch)
+    paces = whole(2), Pace(PartialStock(Arena(), 0, lambda trained: 4)), Pace(None)
+    began = [pace.now() for pace in paces]
+    clocks.core_s, clocks.wall_s = 5.5, 102.0
+    passed = [pace.now() - before for pace, before in zip(paces, began, strict=True)]
+    assert passed == [0.5, 2.0, 2.0]
+    assert [pace.core.seconds() for pace in paces] == [0.5, 0.5, 0.5]

@@ -26,7 +26,7 @@ from geartrain.transport.record import Record
 
 def test_a_report_comes_as_it_was_sent() -> None:
     names = Names(["map", "loss"], ["p"])
-    report = Report()
+    report = Report(busy_s=1.25)
     report.firings = [
         (Firing("map", "p", True, 7, False, 21, 84), 0.5, 0.75),
         (Firing("loss", None, True, 7, True, 7, 2**40), 0.75, 1.0),
@@ -41,6 +41,7 @@ def test_a_report_comes_as_it_was_sent() -> None:
     for (firing, *times), (told, *said) in zip(found.firings, report.firings, strict=True):
         assert times == said and _plain(firing) == _plain(told)
     assert (found.steps, found.held) == (report.steps, report.held)
+    assert found.busy_s == 1.25
     assert [x.tolist() for x in found.out.answered] == [[4, 2]]
     assert [x.tolist() for x in found.out.spawned] == [[1]]
     assert [(port, x.tolist()) for port, x in found.out.rounds] == [((5, 0), [3, 3])]

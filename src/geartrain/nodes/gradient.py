@@ -19,7 +19,7 @@ parameter's dtype, and only the product of one pair is rounded to bfloat16.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final, Protocol, final
 
@@ -462,12 +462,6 @@ class GradientSum:
         waits = self._later or self._apart or self._ahead or self._looked_up or self._computed
         return bool(waits) or self._slots.hold
 
-    def sort_apart(self) -> None:
-        """Add to the sums of their updates all that waits for it."""
-        with Unrecorded():
-            self.settle()
-            self._sort_apart()
-
     def _sort_apart(self) -> None:
         """Add rows that were put apart to the sums of their updates."""
         if self._apart:
@@ -514,20 +508,16 @@ class GradientSum:
         self._computed = {}
         self._slots.forget()
 
-    @contextmanager
-    def multiplied(self) -> Iterator[None]:
+    def multiplied(self) -> AbstractContextManager[None]:
         """What waits is multiplied and added up, and nothing is added meanwhile: a ``take`` has
         nothing to do but to hand over."""
-        self._squares = (self.multiply(),)
-        try:
-            yield
-        finally:
-            self._squares = None
+        return _Multiplied(self)
 
     def multiply(self) -> float | None:
         """Multiply and add up what waits; the sum of the squares of all entries, if it is known."""
         with Unrecorded():
             self.settle()
+            self._sort_apart()
             return self._slots.multiply()
 
     def take(self, parameter: torch.nn.Parameter) -> Tensor | None:
@@ -543,19 +533,14 @@ class GradientSum:
     ) -> tuple[list[Tensor | None], float | None]:
         """``take`` of several, and the sum of the squares of all entries where it is known."""
         with Unrecorded():
-            return self._take_each(parameters)
-
-    def _take_each(
-        self, parameters: Sequence[torch.nn.Parameter]
-    ) -> tuple[list[Tensor | None], float | None]:
-        self._settle_for_taking()
-        slots = self._slots.ready(parameters)
-        known, self._squares = self._squares, None
-        if known is None:
-            squares = None if operations.listening else summed(slots)
-        else:
-            squares = known[0] if len(slots) == len(self._slots) else None
-        return self._slots.taken(), squares
+            self._settle_for_taking()
+            slots = self._slots.ready(parameters)
+            known, self._squares = self._squares, None
+            if known is None:
+                squares = None if operations.listening else summed(slots)
+            else:
+                squares = known[0] if len(slots) == len(self._slots) else None
+            return self._slots.taken(), squares
 
     def _settle_for_taking(self) -> None:
         """Add to the slots what is kept beside them."""
@@ -563,6 +548,20 @@ class GradientSum:
             self.settle()
         if self._apart:
             self._sort_apart()
+
+
+@final
+class _Multiplied:
+    """A generator would be three calls more at every step of weights that are shared."""
+
+    def __init__(self, of: GradientSum) -> None:
+        self._of = of
+
+    def __enter__(self) -> None:
+        self._of._squares = (self._of.multiply(),)
+
+    def __exit__(self, *raised: object) -> None:
+        self._of._squares = None
 
 
 def take_together(

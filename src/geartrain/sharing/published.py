@@ -197,10 +197,11 @@ class Post(AbstractCommunicator):
         return Taken(name, self._shares[name].take())
 
     def take_letters(self, part: str | None = None) -> list[Letter]:
-        return [x for share in self._some(part) for x in share.take_letters()]
+        if part is not None:
+            return self._shares[part].take_letters()
+        return [x for share in self._shares.values() for x in share.take_letters()]
 
     def take_steps(self, part: str | None = None) -> list[StepTaken]:
-        return [x for share in self._some(part) for x in share.take_steps()]
-
-    def _some(self, part: str | None) -> Sequence[PublishedShare]:
-        return [*self._shares.values()] if part is None else [self._shares[part]]
+        if part is not None:
+            return self._shares[part].take_steps()
+        return [x for share in self._shares.values() for x in share.take_steps()]

@@ -183,6 +183,10 @@ class SteppedShare(AbstractAhead, PublishedShare):
             self._local.returned(told.versions)
         self._note(told.versions, each, left=not told.answered)
 
+    def _hand_in_if_whole(self) -> None:
+        if self._local.due(self.version):  # there are no floors, as nothing is bounded
+            self._hand_in()
+
     def next_update(self) -> bool:
         found = super().next_update()
         if found:
@@ -216,7 +220,6 @@ class SteppedShare(AbstractAhead, PublishedShare):
             super()._settle_own(versions, lengths, instances)
             return
         # The step takes them from where they were added: no second buffer is filled.
-        self.gradient.sort_apart()
         part.gradient = self.gradient
         try:
             self._settle((), versions, lengths, instances)

@@ -192,9 +192,8 @@ class _Work:
         self._notes[0] = BETWEEN
         try:
             self._gather()
-            now = self._pulsed_s = time.perf_counter()
-            self._waiting = Waiting(now)
-            self._pace.told(now)  # there is nothing to tell of yet
+            self._waiting, self._pulsed_s = Waiting(time.perf_counter()), self._pace.now()
+            self._pace.told(self._pulsed_s)  # there is nothing to tell of yet
             while not self._over:
                 self._hear()
                 if not self._over and self._state.ready:
@@ -216,15 +215,15 @@ class _Work:
         """Take what has come; wait if there is nothing else to do."""
         looks = self._looks
         if works and self._state.ready:
-            if looks is not None and not looks.due(time.perf_counter()):
+            if looks is not None and not looks.due(self._pace.now()):
                 return
             found = self.transport.poll()
             if looks is not None and self._stock is not None:
                 wants = bool(found) or not self._stock.waiting
-                looks.looked(time.perf_counter(), wants=wants)
+                looks.looked(self._pace.now(), wants=wants)
         else:
             began = time.perf_counter()
-            if self._is_to_tell(began):
+            if self._is_to_tell():
                 self._send_report()
             found = self.transport.poll(self._idle.seconds)
             if not found:
@@ -242,7 +241,7 @@ class _Work:
             if self._over:  # all is given back; what came behind the word for it is of no use
                 return
 
-    def _is_to_tell(self, now: float) -> bool:
+    def _is_to_tell(self) -> bool:
         """Whether the controller is to hear of what was done before others are waited for.
 
         With a stock that is used up by and by it need not hear of each instance at once.
@@ -250,8 +249,12 @@ class _Work:
         report = self._report
         if self._stock is None or self._whole:
             return report.matters
-        firings = len(report.firings)
-        return report.presses or self._pace.due(now, matters=report.matters, firings=firings)
+        return report.presses or self._is_due()
+
+    def _is_due(self) -> bool:
+        """Whether it is time to tell the controller of what was done."""
+        report, now = self._report, self._pace.now()
+        return self._pace.due(now, matters=report.matters, firings=len(report.firings))
 
     def _look_around(self) -> None:
         """Nothing has come for a while: are all others there?"""
@@ -366,13 +369,12 @@ class _Work:
         self._notes[0] = BETWEEN
         end = time.perf_counter()
         self._add(firing, start, end)
-        report, stock = self._report, self._stock
-        told = None if stock is None else stock.settle(firing.outbox)
+        told = None if (stock := self._stock) is None else stock.settle(firing.outbox)
         # What it says to the controller goes before what others can go on with; else it waits for
         # company, as a message costs as much as a small firing.
         if firing.elsewhere and self._goes_first():
             self._send_report()
-        elif self._pace.due(end, matters=report.matters, firings=len(report.firings)):
+        elif self._is_due():
             self._send_report()
         self._send_rows(firing)
         self._post(firing.letters)
@@ -389,10 +391,7 @@ class _Work:
         report.out.add(news)
         if self._stock is not None:
             self._stock.settle(news)
-        if report.matters and (
-            (firing.elsewhere and self._goes_first())
-            or self._pace.due(time.perf_counter(), matters=True, firings=len(report.firings))
-        ):
+        if report.matters and ((firing.elsewhere and self._goes_first()) or self._is_due()):
             self._send_report()
         self._send_rows(firing)
 
@@ -427,8 +426,8 @@ class _Work:
     def _send_report(self) -> None:
         if not self._report:
             return
+        self._report.busy_s, now = self._pace.core.seconds(), self._pace.now()
         report, self._report = self._report.to_record(self._names), Report()
-        now = time.perf_counter()
         self._pace.told(now)
         if now - self._pulsed_s <= self._pace.progress_s:
             self._send(report)

@@ -3,8 +3,9 @@
 A lot costs a message each way, and that the parent is woken, whatever is in it. Where instances are
 small, one that has what a worker does in a while has many more than half of those in flight. What
 waits at a worker sees no weights, so nothing grows old by it; but towards the end of the data lots
-are smaller, so that all workers end together. Workers that are more than the cores share these: a
-lot is what one does in as long of a core, not of a clock, so messages are as many as with fewer.
+are smaller, so that all workers end together. A lot is what a worker does in as long of a core, not
+of a clock: where cores are shared, with other workers or other programs, messages are as many as
+where they are not.
 """
 
 from __future__ import annotations
@@ -21,21 +22,20 @@ from geartrain.runtime.processes.messages import admitted_to_record, lot_to_reco
 from geartrain.transport.record import Record
 
 _LOT_S: Final = 0.25  # of a core's time
-_KNOWN_S: Final = 0.1  # of a pass, until it is known how many that are
+_KNOWN_S: Final = 0.2  # of a core's time, until it is known how many that are
 _MOST: Final = 1024  # instances
 
 
-def worth_a_lot(finished: int, seconds: float, left: int, workers: int, cores: int) -> int:
+def worth_a_lot(finished: int, seconds: float, left: int, workers: int) -> int:
     """Instances that are worth a lot, where they live wholly on a worker.
 
     Args:
         finished: In this pass, by all workers ...
-        seconds: ... in so long.
+        seconds: ... in so long of a core, all of theirs together.
         left: That are still to come.
         workers: How many.
-        cores: That they have, all together.
     """
-    each = finished / (min(workers, cores) * max(seconds, _KNOWN_S))  # a second, of one core
+    each = finished / max(seconds, _KNOWN_S)  # a second of a core
     return min(int(each * _LOT_S), left // (workers + 1), _MOST)
 
 

@@ -169,12 +169,14 @@ class Report:
         steps: With the time of each.
         out: What concerns the controller.
         held: Parts that have begun or ceased to hold a step back.
+        busy_s: Seconds of a core that it has had in this pass, as it is told.
     """
 
     firings: list[tuple[Firing, float, float]] = field(default_factory=list)
     steps: list[tuple[StepTaken, float]] = field(default_factory=list)
     out: Outbox = field(default_factory=Outbox)
     held: dict[str, bool] = field(default_factory=dict)
+    busy_s: float = 0.0
 
     @property
     def matters(self) -> bool:
@@ -215,13 +217,13 @@ class Report:
             ports,
             join_arrays([slots for _, slots in rounds]) if rounds else _NONE,
         )
-        return Record(Kind.REPORT, (), (), arrays)
+        return Record(Kind.REPORT, (), (self.busy_s,), arrays)
 
     @classmethod
     def of_record(cls, record: Record, names: Names) -> Report:
         """The reverse; firings know nothing of what they have sent."""
         fired, steps, held, answered, spawned, ports, slots = record.arrays
-        report = cls()
+        report = cls(busy_s=record.floats[0])
         for node, part, flags, rows, cells, nbytes, start, end in fired.tolist():  # type: ignore[union-attr]
             firing = Firing(
                 names.nodes[int(node)],

@@ -6,11 +6,13 @@ nobody waits               as often as progress is told, or when it gets long
 
 A report has a cost of its own on both sides, about that of a small firing, and the program takes a
 core from a worker to read it. What is told by the clock, and waited for by nobody, is told so often
-by all workers together: where they are more than the cores, each does less between two words.
+by all workers together, and by a clock of cores: where these are shared, with other workers or
+other programs, a worker does less between two moments of any other.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Final, final
 
 from geartrain.engine.stock import AbstractStock
@@ -22,15 +24,39 @@ _MOST_S: Final = 0.8
 MOST_FIRINGS: Final = 256
 
 
+_AT_LEAST: Final = 1 / 8
+
+
+@final
+class CoreClock:
+    """Seconds of a core that the thread which made it has had since.
+
+    Of any other clock's they are an eighth or more: who waits in a firing is to be heard, too.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._core_s, self._wall_s = time.thread_time(), time.perf_counter()
+
+    def seconds(self) -> float:
+        """They; never fewer than before."""
+        core_s, wall_s = time.thread_time(), time.perf_counter()
+        self._seconds += max(core_s - self._core_s, _AT_LEAST * (wall_s - self._wall_s))
+        self._core_s, self._wall_s = core_s, wall_s
+        return self._seconds
+
+
 @final
 class Pace:
-    """Of one worker in one pass; seconds are of whatever clock its caller has.
+    """Of one worker in one pass; seconds are those of ``now``.
 
     Args:
         stock: What the worker has in stock, if it is given instances ahead of time.
         workers: How many there are.
 
     Attributes:
+        core: How long its thread has had a core.
+        now: By that, where nobody waits for what it does, else by everybody's clock.
         progress_s: Between two words on progress.
     """
 
@@ -41,6 +67,8 @@ class Pace:
         # Elsewhere others may wait for what is told by the clock alone.
         whole = stock is not None and stock.whole
         self._slow_s = self.progress_s if whole else SLOW_S
+        self.core = CoreClock()
+        self.now = self.core.seconds if whole else time.perf_counter
 
     def due(self, now_s: float, *, matters: bool, firings: int) -> bool:
         """Whether the parent is to be told now.

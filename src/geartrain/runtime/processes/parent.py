@@ -16,7 +16,6 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
-from geartrain.device import cores
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
 from geartrain.errors import GeartrainError, StuckError, WorkerDiedError
@@ -78,7 +77,8 @@ class Parent:
         self._lost: list[int] = []  # copies of the model that have died with theirs
         if self._goes_on:
             engine.controller.keep_packed()
-        self._stock = Stocking(engine, feeder, self._me, cores() if pool.shares else None)
+        self._stock = Stocking(engine, feeder, self._me)
+        self._busy_s = [0.0] * self._me  # of a core, by worker
         self._place = pool.place()
         nodes = tuple(n.name for n in engine.wiring.nodes.values())
         self._names = Names(nodes, list(engine.parts))
@@ -342,6 +342,7 @@ class Parent:
         watch, engine, began = self._watch, self._engine, self._began - self._pool.ahead_s(w)
         if report.firings:
             self._pool.reported(w, report.firings[-1][0])
+        self._busy_s[w] = report.busy_s
         for firing, start, end in report.firings:
             watch.fired(w, firing, max(0.0, start - began), max(0.0, end - began))
         for step, at in report.steps:
@@ -375,8 +376,7 @@ class Parent:
         if self._slow or not self._feeder.waits_for_nobody:
             self._link.flush()  # workers go on by it while the data are waited for
         if self._stock.whole:
-            seconds = time.perf_counter() - self._began - self._apart_s
-            self._stock.size(seconds, len(self._there))
+            self._stock.size(sum(self._busy_s), len(self._there))
         began = time.perf_counter()
         found = self._feeder.admit(self._engine)
         # Who has nothing yet gets its first lot at once, and not with those of all.

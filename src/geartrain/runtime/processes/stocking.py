@@ -26,17 +26,14 @@ class Stocking:
     Args:
         engine, feeder: Of the parent.
         workers: How many begin.
-        cores: That they share; None: it is not known whose are whose.
 
     Attributes:
         whole: Whether an instance lives wholly on one worker.
         ahead: Whether instances go ahead that live on several.
     """
 
-    def __init__(
-        self, engine: Engine, feeder: AbstractFeeder, workers: int, cores: int | None
-    ) -> None:
-        self._engine, self._feeder, self._cores = engine, feeder, cores
+    def __init__(self, engine: Engine, feeder: AbstractFeeder, workers: int) -> None:
+        self._engine, self._feeder = engine, feeder
         self.whole = engine.stock_up()
         self.ahead = feeder.waits_for_nobody and engine.may_go_ahead
         self._empty = workers if self.whole else 0  # that have had no lot
@@ -47,10 +44,10 @@ class Stocking:
         """Instances have finished in training, of these copies."""
         self._finished += np.bincount(copies, minlength=self._finished.size)
 
-    def size(self, seconds: float, workers: int) -> None:
-        """Have lots be as large as is worth a message, after so long with so many workers."""
+    def size(self, busy_s: float, workers: int) -> None:
+        """Have lots be as large as is worth a message, after so long of cores, all together."""
         finished, left = self._engine.controller.finished, self._feeder.left
-        many = worth_a_lot(finished, seconds, left, workers, self._cores or workers)
+        many = worth_a_lot(finished, busy_s, left, workers)
         self._engine.give_together(many, self._bytes_each)
 
     def gives_a_first(self) -> bool:
