@@ -20,6 +20,7 @@ from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Port
 from geartrain.graph.operators import Copying
 from geartrain.graph.region import Region, Run
+from geartrain.graph.streams import LoopStreams, Picks
 from geartrain.graph.through import Through
 from geartrain.graph.visits import once
 
@@ -41,6 +42,7 @@ class GraphLayout:
         self._run = run
         self._regions: dict[frozenset[int], list[Region]] = {}
         self._reaching: dict[Hashable, list[tuple[Region, list[int]]]] = {}
+        self._streams: dict[Hashable, LoopStreams] = {}
 
     @cached_property
     def readers(self) -> dict[Port, Port]:
@@ -81,6 +83,20 @@ class GraphLayout:
             found = [(region, [place[id(each)] for each in region.made_of]) for region in further]
             self._reaching[key] = found
         return [replace(r, made_of=[regions[k] for k in places]) for r, places in found]
+
+    def streams(self, region: Region, picks: Picks) -> LoopStreams:
+        """Those of a loop or section that runs whole.
+
+        Args:
+            region: It.
+            picks: Its functions that only pick.
+        """
+        key = region.operators, frozenset((number, *which) for number, which in picks.items())
+        found = self._streams.get(key)
+        if found is None:
+            found = LoopStreams(region, self.operators, self.readers, picks)
+            self._streams[key] = found
+        return found
 
 
 def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]:
