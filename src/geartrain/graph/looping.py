@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import UnionType
 from typing import final
 
 from geartrain.errors import GraphError
@@ -163,7 +162,6 @@ class _Builder:
         self._made: dict[Stream, AbstractValue] = {}
         self._stages: dict[int, AbstractStage] = {}
         self._inner: list[Inner] = []
-        self._tapes = not self._has(Grouping | Ungrouping | Holding)
         self._looked: set[Stream] = set()  # streams that may lie where others do
 
     def nodes(self, door_place: Place) -> tuple[LoopDoor, LoopNode]:
@@ -215,9 +213,9 @@ class _Builder:
             entering,
             leaving,
             ahead=set(region.deciding) <= set(region.deciders.parting),
-            gathers=self._has(Grouping | Joining),
-            holds=self._has(Holding),
-            tapes=self._tapes,
+            gathers=self._streams.gathers,
+            holds=self._streams.holds,
+            tapes=self._streams.tapes,
             losses=self._judged,
             parted=[
                 v for v in {*self._made.values(), *self._own.values()} if isinstance(v, Parted)
@@ -225,9 +223,6 @@ class _Builder:
         )
         door.beside = node.id
         return door, node
-
-    def _has(self, kinds: UnionType | type[AbstractOperator]) -> bool:
-        return any(isinstance(o, kinds) for o in self._members.values())
 
     # Which streams have rows of one value.
 
@@ -256,7 +251,7 @@ class _Builder:
     def _past(self, root: Stream) -> Picked | None:
         """The value of a stream of which some rows are picked of those that modules make the others
         of: they all lie where these do, and none is copied."""
-        if self._tapes or root in self._looked:
+        if self._streams.tapes or root in self._looked:
             return None
         self._looked.add(root)
         streams = self._streams

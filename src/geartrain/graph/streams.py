@@ -50,6 +50,9 @@ class LoopStreams:
     Attributes:
         members: The operators in it, by number.
         picks: As given.
+        gathers: Whether groups or joins bring rows together in it.
+        holds: Whether bundles are held in it.
+        tapes: Whether autograd can follow all that is between its modules.
         back: Output ports behind which it begins anew.
         order: Of the stages that are made of it; None: nobody has made any yet.
     """
@@ -63,6 +66,10 @@ class LoopStreams:
     ) -> None:
         self.members = {o.id: o for o in operators if o.id in region.operators}
         self._region, self._readers, self.picks = region, readers, picks
+        inside = [*self.members.values()]
+        self.gathers = any(isinstance(o, Grouping | Joining) for o in inside)
+        self.holds = any(isinstance(o, Holding) for o in inside)
+        self.tapes = not any(isinstance(o, Grouping | Ungrouping | Holding) for o in inside)
         self.order: StageOrder | None = None
         inner = {p: r for p, r in readers.items() if p[0] in self.members and r[0] in self.members}
         self.back = back_ports(inner, [number for number, _ in region.entries])

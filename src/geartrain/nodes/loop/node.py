@@ -144,7 +144,8 @@ class LoopNode(AbstractNode):
     def take_over(self, before: LoopNode) -> None:
         """What the same loop of an engine knew that is no more: how C is called, how much memory
         is wanted, and what was made that would be made again."""
-        self.listing.take_over(before.listing)
+        if self.planner.order is before.planner.order:  # else values and modules may be others
+            self.listing.take_over(before.listing)
         self._beside = before._beside  # of the same kernels, where those stay
 
     @property

@@ -107,6 +107,7 @@ class Planner:
         order: Of the stages; None: it is found.
 
     Attributes:
+        order: As given, or found.
         watch: Refuses rows that go round too often.
         endless: Refuses rows that come to where they were, and would without end.
         patient: Whether ``watch`` alone decides where functions may draw numbers.
@@ -123,7 +124,7 @@ class Planner:
         order: StageOrder | None = None,
     ) -> None:
         self._entries, self._exits, self._losses, self._values = entries, exits, losses, values
-        order = order or StageOrder.of(stages)
+        self.order = order = order or StageOrder.of(stages)
         self._calls = [s for s in stages if isinstance(s, CallStage)]
         self._others = [s for s in stages if not isinstance(s, CallStage)]
         self._passing = [s for s in self._others if not s.collects]

@@ -43,3 +43,11 @@ class TurnRoom:
     words: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     between: Tensor | None = None
     passing: PassingMemory = field(default_factory=PassingMemory)
+
+    def without_memory(self) -> TurnRoom:
+        """What was found out alone: how modules are called, and the kinds of values."""
+        for module in self.modules.values():
+            module.rest()
+        buffers = self.buffers
+        kinds = None if buffers is None else buffers._replace(buffers={})
+        return TurnRoom(kinds, self.modules)
