@@ -102,9 +102,6 @@ class Engine:
         costs: By node name, measured; empty: by numbers of parameters.
         trained: Instances finished in training so far.
         sharing: Who else has the weights of the parts; None: nobody has.
-
-    Raises:
-        GraphError: The graph has other parts than these, or a loop that is to run whole cannot.
     """
 
     def __init__(

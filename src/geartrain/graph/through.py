@@ -147,8 +147,7 @@ class Through(AbstractOperator):
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        module = self.module
-        return [] if module is None else parameters_of(module)
+        return [] if self.module is None else parameters_of(self.module)
 
     @property
     def has_parameters(self) -> bool:
@@ -159,9 +158,7 @@ class Through(AbstractOperator):
     def has_state(self) -> bool:
         """Whether it has parameters, or buffers: then a part keeps them."""
         module = self.module
-        return self.has_parameters or (
-            module is not None and next(module.buffers(), None) is not None
-        )
+        return module is not None and bool(parameters_of(module) or [*module.buffers()])
 
     @property
     def owner(self) -> object:

@@ -60,19 +60,12 @@ class TurnModule:
 
     def renew(self, inner: Inner | None, kernel: AbstractKernel | None) -> None:
         """Begin another turn, with the memory of the one before as far as nobody else has it."""
-        if inner is not None and self.inner is not None:
-            inner.width = self.inner.width  # it may be of another fit
         self.inner, self.kernel = inner, kernel
         if self.arena.rows > MUCH_MORE * self.size or not self.arena.is_alone:
             self.arena, self._at = NO_MEMORY, None
         if not self.fleeting.is_alone:
             self.fleeting, self._at = NO_MEMORY, None
         self.size, self.slots, self._begins = 0, [], True
-
-    def rest(self) -> None:
-        """No turn may come soon: there is no memory."""
-        self.arena = self.fleeting = NO_MEMORY
-        self.size, self.slots, self._at = 0, [], None
 
     @property
     def name(self) -> str:

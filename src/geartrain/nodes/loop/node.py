@@ -129,8 +129,7 @@ class LoopNode(AbstractNode):
         self._kernels = LoopKernels(self._inner)
         self._weights = {w.name: w for each in inner if (w := each.weights) is not None}
         self._instances = RowStore(place.name, ("turn", "local", "slot"))
-        self._turns: dict[int, Turn] = {}
-        self._next = 0
+        self._turns, self._next = dict[int, Turn](), 0
         self.calls = 0
         """Of modules, so far."""
         self._turned = 0  # firings forward

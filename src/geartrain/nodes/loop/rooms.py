@@ -46,8 +46,12 @@ class TurnRoom:
 
     def without_memory(self) -> TurnRoom:
         """What was found out alone: how modules are called, and the kinds of values."""
-        for module in self.modules.values():
-            module.rest()
-        buffers = self.buffers
-        kinds = None if buffers is None else buffers._replace(buffers={})
-        return TurnRoom(kinds, self.modules)
+        kinds = None if self.buffers is None else self.buffers._replace(buffers={})
+        return TurnRoom(kinds, {k: _anew(module) for k, module in self.modules.items()})
+
+
+def _anew(module: AnyModule) -> AnyModule:
+    """One that is called so, and has had no rows."""
+    if isinstance(module, TurnModule):
+        return TurnModule(module.number, module.inner, module.kernel, module.layout)
+    return SeveralModule(module.number, module.inner, module.kernel, module.layout)

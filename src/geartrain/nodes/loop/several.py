@@ -341,19 +341,12 @@ class SeveralModule:
 
     def renew(self, inner: Inner, kernel: Remembering | RememberingRead) -> None:
         """Begin another turn, with the memory of the one before as far as nobody else has it."""
-        inner.width = self.inner.width  # it may be of another fit
         self.inner, self.kernel = inner, kernel
         sizes = self.size, self.members
         for kind, (arena, used) in enumerate(zip(self.arenas, sizes, strict=True)):
             if arena.rows > MUCH_MORE * used or not arena.is_alone:
                 self.arenas[kind] = NO_MEMORY
         self.size, self.slots, self.states, self._seen = 0, [], [], -1
-
-    def rest(self) -> None:
-        """No turn may come soon: there is no memory."""
-        self.arenas, self.size, self.slots, self.states = [NO_MEMORY, NO_MEMORY], 0, [], []
-        self._ends, self._cells = np.zeros(1, np.int64), np.zeros(0, np.int64)
-        self._next = None
 
     @property
     def name(self) -> str:
