@@ -18,6 +18,7 @@ from geartrain.nodes.kernel import (
     kernel_of,
     may_have_kernel,
     modules_in,
+    parameters_of,
     register_kernel,
 )
 
@@ -203,12 +204,32 @@ def test_a_registered_type_has_a_kernel_and_its_subclasses_have_none(
     assert kernel_of(foreign()) is None
 
 
+class _Hides(nn.Linear):
+    """Has a parameter that it does not tell of."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return iter([self.bias])
+
+
+def test_parameters_are_found_as_torch_finds_them():
+    shared, tied = nn.Linear(2, 2), nn.Linear(2, 2, bias=False)
+    tied.weight = shared.weight
+    module = nn.Sequential(nn.Sequential(nn.PReLU(), shared), tied, nn.BatchNorm1d(2), shared)
+    module.register_parameter("own", nn.Parameter(torch.zeros(1)))
+    module.register_parameter("nothing", None)
+    found = parameters_of(module)
+    assert [*map(id, found)] == [*map(id, module.parameters())] and len(found) == 6
+    hides = _Hides(2, 2)
+    assert [*map(id, parameters_of(hides))] == [id(hides.bias)]
+    assert parameters_of(nn.Tanh()) == []
+
+
 def test_modules_are_walked_once_each_as_torch_walks_them():
     shared, inner = nn.Linear(2, 2), nn.Sequential(nn.Tanh(), nn.Linear(2, 2))
     module = nn.Sequential(shared, inner, nn.Sequential(shared, nn.Identity()))
     module.register_module("nothing", None)
     found = modules_in(module)
-    assert len(found) == len({*map(id, found)}) and {*found} == {*module.modules()}
+    assert [*map(id, found)] == [*map(id, module.modules())]
     assert may_have_kernel(module)
     inner[1].weight.register_hook(lambda g: g)
     assert not may_have_kernel(module)

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 import geartrain as gt
 from geartrain.errors import NonFiniteError
-from geartrain.native.steps import AdamStep
+from geartrain.native.steps import AbstractWeightsStep, AdamStep
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from tests.rigs.stepped import Parts, noting, require_equal, require_equal_at_the_end
@@ -112,6 +112,20 @@ def test_what_changes_between_steps_is_seen(calls: list[int]) -> None:
             each.step()
         require_equal(alone, together)
     assert max(calls) == 6
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_what_c_is_told_of_a_part_stays_whoever_steps_with_it(
+    calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(AbstractWeightsStep, "__init__", noting(AbstractWeightsStep.__init__, made))
+    together = Parts(RULES["alike"], together=True)
+    for turn in range(6):
+        together.all[1].frozen = turn % 2 == 1
+        together.step()
+    assert sorted(calls) == [2, 2, 2, 2, 2, 4, 4, 4, 6, 6]
+    assert len(made) == 4  # one for each part
 
 
 def change(each: Parts, turn: int) -> None:

@@ -17,8 +17,12 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
+from geartrain.graph.streams import LoopStreams
 from geartrain.nn.auto import MeasuredChoice
 from geartrain.nn.program import Program
+from geartrain.nodes.loop.bound import CalledModules
+from geartrain.nodes.loop.listing import Listing
+from geartrain.nodes.loop.module import TurnModule
 from geartrain.nodes.loop.node import LoopNode
 
 WIDTH, EXPERTS, MOST = 6, 2, 5
@@ -199,6 +203,42 @@ def test_the_next_fit_is_that_of_a_fresh_session(
         each.fit(instances(72, 0), epochs=5)
     require_equal(network, one, fresh_network, fresh)
     assert one.statistics()["versions"] == fresh.statistics()["versions"]
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_a_fit_calls_modules_as_the_one_before_and_has_none_of_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    for owner, name in ((CalledModules, "shaped"), (LoopStreams, "__init__")):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name), told))
+    _, one = session()
+    for epoch in (1, 2, 3):
+        one.fit(instances(MANY, 0), epochs=epoch)
+    assert told
+    told.clear()
+    one.fit(instances(MANY, 0), epochs=4)
+    assert not told
+    room = listing_of(one)._room
+    assert room is not None and room.modules and room.buffers is not None
+    assert not room.buffers.buffers and room.between is None and not room.words.size
+    for module in room.modules.values():
+        assert isinstance(module, TurnModule) and not module.slots
+        assert not module.arena.rows and not module.fleeting.rows
+
+
+def counted(call: Callable[..., Any], told: list[str]) -> Callable[..., Any]:
+    def noted(*given: Any, **more: Any) -> Any:
+        told.append(call.__qualname__)
+        return call(*given, **more)
+
+    return noted
+
+
+def listing_of(session: gt.Session) -> Listing:
+    assert session.state.engine is not None
+    (node,) = [n for n in session.state.engine.wiring.nodes.values() if isinstance(n, LoopNode)]
+    return node.listing
 
 
 def test_the_next_fit_is_that_of_a_fresh_session_with_other_updates(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from geartrain.engine.controller import ControllerState
 from geartrain.engine.costs import NodeCost
 from geartrain.engine.homes import Homes, span_of
 from geartrain.engine.order import standings
-from geartrain.engine.parts import original_name, part_names
+from geartrain.engine.parts import original_name, part_names, require_parts
 from geartrain.engine.regions import WhatRunsTogether
 from geartrain.engine.rounds import Rounds
 from geartrain.engine.router import Router
@@ -124,7 +124,7 @@ class Engine:
         self.parts = self.sharing.parts
         self.began_s = 0.0
         """Seconds of training before this engine's, for what happens at a certain time."""
-        names = part_names(graph)
+        names = require_parts(graph, parts)
         for part in self.parts.values():
             part.in_flight(settings.max_active)
         self._layout = graph.layout()

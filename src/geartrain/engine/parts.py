@@ -70,9 +70,11 @@ def make_parts(
     return parts
 
 
-def require_parts(graph: Graph, parts: Mapping[str, object]) -> None:
-    """Raises:
-    GraphError: The graph has a part that was not there when they were made, or one has gone.
+def require_parts(graph: Graph, parts: Mapping[str, object]) -> dict[str, str]:
+    """The names of a graph's parts, as ``part_names`` gives them, of which these are some.
+
+    Raises:
+        GraphError: The graph has a part that was not there when they were made, or one has gone.
     """
     names, known = part_names(graph), {original_name(name) for name in parts}
     if gone := sorted(known - set(names.values())):
@@ -86,6 +88,7 @@ def require_parts(graph: Graph, parts: Mapping[str, object]) -> None:
                 f"'{node}' came to the graph after its session was made, which has no part for it: "
                 "make a new Session, which takes the weights of the others as they are"
             )
+    return names
 
 
 def original_name(name: str) -> str:

@@ -57,7 +57,8 @@ def place(
         beside = _beside(wiring, nodes, groups, blocks, by_hand)
         weight = _weights_by_cost(wiring, blocks, beside, costs)
     else:
-        weight = {b: _parameters(b, whole, parts) for b in blocks}
+        one = workers == 1  # all live there, whatever they weigh
+        weight = {b: 0.0 if one else _parameters(b, whole, parts) for b in blocks}
     chosen = _longest_first(blocks, weight, fixed, workers)
     if costs and workers > 1:
         crossing = _crossings(wiring, beside, costs)

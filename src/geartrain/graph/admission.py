@@ -96,12 +96,17 @@ def check_of(module: object) -> Check | None:
     A module that is hooked, or whose class overrides ``forward`` below the check, may look at
     something else; it is not asked then.
     """
-    if not isinstance(module, nn.Module) or not may_have_kernel(module):
+    if not isinstance(module, nn.Module):
         return None
-    order = type(module).__mro__
+    kind = type(module)
+    registered = _CHECKS.get(kind)
+    if registered is None and not hasattr(kind, "check_instances"):
+        return None
+    if not may_have_kernel(module):
+        return None
+    order = kind.__mro__
     at = next((k for k, c in enumerate(order) if "check_instances" in vars(c)), None)
     if at is None:
-        registered = _CHECKS.get(type(module))
         return None if registered is None else lambda brought: registered(module, brought)
     if any("forward" in vars(c) for c in order[:at]):
         return None

@@ -21,6 +21,7 @@ from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Port
 from geartrain.graph.operators import Copying
 from geartrain.graph.region import Region, Run
+from geartrain.graph.streams import LoopStreams, Picks
 from geartrain.graph.through import Through
 from geartrain.graph.visits import once
 
@@ -43,6 +44,7 @@ class GraphLayout:
         self._regions: dict[frozenset[int], list[Region]] = {}
         self._reaching: dict[Hashable, list[tuple[Region, list[int]]]] = {}
         self._stacks: dict[Hashable, list[Region]] = {}
+        self._streams: dict[Hashable, LoopStreams] = {}
 
     @cached_property
     def readers(self) -> dict[Port, Port]:
@@ -97,6 +99,20 @@ class GraphLayout:
             found = stacks(self.operators, self.readers, *key)
             self._stacks[key] = found
         return [replace(region) for region in found]
+
+    def streams(self, region: Region, picks: Picks) -> LoopStreams:
+        """Those of a loop or section that runs whole.
+
+        Args:
+            region: It.
+            picks: Its functions that only pick.
+        """
+        key = region.operators, frozenset((number, *which) for number, which in picks.items())
+        found = self._streams.get(key)
+        if found is None:
+            found = LoopStreams(region, self.operators, self.readers, picks)
+            self._streams[key] = found
+        return found
 
 
 def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]:

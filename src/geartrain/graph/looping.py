@@ -7,31 +7,26 @@ operators ─► stages: steps, groups and joins without payload; modules with t
 from __future__ import annotations
 
 import copy
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import UnionType
-from typing import TypeAlias, final
+from typing import final
 
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema
 from geartrain.frames.precision import Precision
-from geartrain.graph.cycles import back_ports
-from geartrain.graph.ends import Losing, Stopping
+from geartrain.graph.ends import Losing
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Made, Port, Spec
 from geartrain.graph.operators import (
     Copying,
     Detaching,
-    Flatmapping,
     Grouping,
     Joining,
-    Moving,
-    Routing,
     Splitting,
     Ungrouping,
 )
 from geartrain.graph.region import Region
+from geartrain.graph.streams import LoopStreams, Picks, Stream
 from geartrain.graph.through import Through
 from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.group import Group
@@ -44,7 +39,7 @@ from geartrain.nodes.loop.judging import Judged
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loop.picking import known_picks
 from geartrain.nodes.loop.plan import AbstractStage, CallStage, StoreStage
-from geartrain.nodes.loop.planner import LoopEntry, Planner
+from geartrain.nodes.loop.planner import LoopEntry, Planner, StageOrder
 from geartrain.nodes.loop.stages import (
     ExitStage,
     FlatmapStage,
@@ -62,9 +57,6 @@ from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import Place
 from geartrain.nodes.structure import Flatmap, Ungroup
 from geartrain.nodes.weights import AbstractWeights
-
-Stream: TypeAlias = tuple[str, int, int]
-"""Rows that come to a port of an operator, ``in``, or leave by one, ``out``; both by number."""
 
 
 @final
@@ -120,6 +112,7 @@ def make_loop(
     place: Place,
     door_place: Place,
     readers: Mapping[Port, Port],
+    streams: Callable[[Picks], LoopStreams],
     throughs: Mapping[int, tuple[Through, AbstractWeights | None]],
     precision: Precision,
     held: Mapping[int, Held],
@@ -131,12 +124,14 @@ def make_loop(
         looping: The loop.
         place, door_place: Of the nodes.
         readers: Output port in it to the input port that it leads to, merges resolved.
+        streams: What is known of its streams, by who in it only picks.
         throughs: By number of the operator, with a copy's own function, and its weights.
         precision: Of the rows.
         held: By number of the operator that holds it, each memory outside that is read in it.
         losses: By number of the operator, the number that each loss in it has among nodes.
     """
-    return _Builder(looping, place, readers, throughs, precision, held, losses).nodes(door_place)
+    around = streams, throughs, precision, held, losses
+    return _Builder(looping, place, readers, *around).nodes(door_place)
 
 
 @final
@@ -146,6 +141,7 @@ class _Builder:
         looping: Looping,
         place: Place,
         readers: Mapping[Port, Port],
+        streams: Callable[[Picks], LoopStreams],
         throughs: Mapping[int, tuple[Through, AbstractWeights | None]],
         precision: Precision,
         held: Mapping[int, Held],
@@ -160,30 +156,27 @@ class _Builder:
         self._throughs, self._precision = throughs, precision
         found = {o.id: self._picked(o) for o in looping.throughs}
         self._picks = {number: picks for number, picks in found.items() if picks is not None}
+        self._streams = streams(self._picks)
         self._count = 0
-        self._shared: dict[Stream, Stream] = {}
+        self._own: dict[Stream, AbstractValue] = {}
         self._made: dict[Stream, AbstractValue] = {}
         self._stages: dict[int, AbstractStage] = {}
         self._inner: list[Inner] = []
-        parting = looping.region.deciders.parting
-        self._tapes = not (parting or self._has(Grouping | Holding))
+        self._tapes = self._streams.tapes and not looping.region.deciders.parting
         self._looked: set[Stream] = set()  # streams that may lie where others do
 
     def nodes(self, door_place: Place) -> tuple[LoopDoor, LoopNode]:
         region, place = self._region, self._place
-        self._share()
         entering = [self._value(("in", *port)) for port in region.entries]
         leaving = [self._value(("out", *port)) for port in region.exits]
         for operator in self._members.values():
             self._stages[operator.id] = self._stage(operator)
         exits = [ExitStage(k) for k in range(len(region.exits))]
         between: list[AbstractStage] = []
-        inner = {p: r for p, r in self._readers.items() if r[0] in self._members}
-        back = back_ports(inner, [number for number, _ in region.entries])
         for operator in self._members.values():
             stage = self._stages[operator.id]
             for port in range(operator.ways):
-                if (operator.id, port) in back:
+                if (operator.id, port) in self._streams.back:
                     stage.back[port] = operator.id, port
                 here = operator.id, port
                 if here in region.exits:
@@ -205,7 +198,10 @@ class _Builder:
             assert isinstance(value, Stored)
             entries.append(LoopEntry(value, self._stages[reader], into))
         stages = [*self._stages.values(), *between, *exits]
-        planner = Planner(entries, stages, len(exits), len(self._judged), self._count)
+        if self._streams.order is None:
+            self._streams.order = StageOrder.of(stages)
+        counted = len(exits), len(self._judged), self._count
+        planner = Planner(entries, stages, *counted, self._streams.order)
         counts = (region.inputs, region.bundles) if region.counted else None
         door = LoopDoor(door_place, counts, len(entries), leaving)
         for name in (name for some in counts or () for name in some):
@@ -218,8 +214,8 @@ class _Builder:
             entering,
             leaving,
             ahead=set(region.deciding) <= set(region.deciders.parting),
-            gathers=self._has(Grouping | Joining),
-            holds=self._has(Holding),
+            gathers=self._streams.gathers,
+            holds=self._streams.holds,
             tapes=self._tapes,
             losses=self._judged,
             parted=[
@@ -229,42 +225,7 @@ class _Builder:
         door.beside = node.id
         return door, node
 
-    def _has(self, kinds: UnionType | type[AbstractOperator]) -> bool:
-        return any(isinstance(o, kinds) for o in self._members.values())
-
     # Which streams have rows of one value.
-
-    def _share(self) -> None:
-        """Streams that lead into one another share a value; so do those before one reader."""
-        for operator in self._members.values():
-            passes = isinstance(operator, Routing | Moving | Copying | Flatmapping)
-            for port in range(operator.ways):
-                here = "out", operator.id, port
-                if passes:
-                    self._unite(here, ("in", operator.id, 0))
-                if (operator.id, port) not in self._region.exits:
-                    self._unite(here, ("in", *self._readers[operator.id, port]))
-        self._own: dict[Stream, AbstractValue] = {}
-        self._alone = self._made_alone()
-        for operator in self._members.values():
-            if isinstance(operator, Holding) and self._maker(("in", operator.id, 0)) is None:
-                self._unite(("out", operator.id, 0), ("in", operator.id, 0))
-                self._alone = self._made_alone()
-
-    def _made_alone(self) -> set[Stream]:
-        """Streams whose rows are all made by one operator, or enter at one place."""
-        passing = Routing | Moving | Copying | Flatmapping | Stopping
-        times: Counter[Stream] = Counter()
-        for operator in self._members.values():
-            copies = not isinstance(operator, Holding) or self._is_copied(operator)
-            if copies and not isinstance(operator, passing):
-                times.update(self._root(("out", operator.id, k)) for k in range(operator.ways))
-        times.update(self._root(("in", *port)) for port in self._region.entries)
-        return {root for root, n in times.items() if n == 1}
-
-    def _is_copied(self, holding: Holding) -> bool:
-        """Whether bundles are copied to where they are held: they lie nowhere side by side."""
-        return self._root(("in", holding.id, 0)) != self._root(("out", holding.id, 0))
 
     def _met(self, here: Port) -> AbstractValue:
         """The value that rows of a port are of where they come to."""
@@ -275,22 +236,12 @@ class _Builder:
             return self._value(("out", reader.id, 0))
         return self._value(("out", *here))
 
-    def _root(self, key: Stream) -> Stream:
-        while key in self._shared:
-            key = self._shared[key]
-        return key
-
-    def _unite(self, a: Stream, b: Stream) -> None:
-        a, b = self._root(a), self._root(b)
-        if a != b:
-            self._shared[a] = b
-
     def _value(self, key: Stream) -> AbstractValue:
         """The value that a stream has rows of."""
-        root = self._root(key)
+        root = self._streams.root(key)
         found = self._made.get(root)
         if found is None:
-            maker = self._maker(root)
+            maker = self._streams.maker(root)
             if maker is not None:
                 found = self._virtual(*maker)
             else:
@@ -304,16 +255,15 @@ class _Builder:
         if self._tapes or root in self._looked:
             return None
         self._looked.add(root)
-        ends = [o for o in self._members.values() if self._root(("in", o.id, 0)) == root]
-        makers = [o for o in self._members.values() if self._makes(o, root)]
-        entered = any(self._root(("in", *port)) == root for port in self._region.entries)
-        if entered or any(isinstance(o, Holding | Ungrouping) for o in (*ends, *makers)):
+        streams = self._streams
+        makers, around = streams.makers(root), (*streams.ends(root), *streams.makers(root))
+        if streams.enters(root) or any(isinstance(o, Holding | Ungrouping) for o in around):
             return None
         if not all(isinstance(o, Through) and self._is_plain(o) for o in makers):
             return None
         picks = [o for o in makers if o.id in self._picks]
         which = {tuple(self._picks[o.id]) for o in picks}
-        sources = {self._root(("in", o.id, 0)) for o in makers}
+        sources = {self._streams.root(("in", o.id, 0)) for o in makers}
         if len(picks) == len(makers) or len(which) != 1 or len(sources) != 1 or root in sources:
             return None
         (some,), source = which, self._value(("in", makers[0].id, 0))
@@ -323,11 +273,6 @@ class _Builder:
         self._own |= {("out", o.id, 0): found for o in picks}
         return found
 
-    def _makes(self, operator: AbstractOperator, root: Stream) -> bool:
-        passes = isinstance(operator, Routing | Moving | Copying | Flatmapping | Stopping)
-        ports = range(0 if passes else operator.ways)
-        return any(self._root(("out", operator.id, port)) == root for port in ports)
-
     def _is_plain(self, operator: Through) -> bool:
         """Whether a module makes a row of each row, and reads nothing else."""
         call = self._throughs[operator.id][0].call
@@ -336,20 +281,6 @@ class _Builder:
     def _number(self) -> int:
         self._count += 1
         return self._count - 1
-
-    def _maker(self, key: Stream) -> tuple[AbstractOperator, int] | None:
-        """What alone makes a stream's rows, if it computes nothing, and its port."""
-        root = self._root(key)
-        if root not in self._alone:
-            return None
-        for operator in self._members.values():
-            for port in range(operator.ways):
-                if self._root(("out", operator.id, port)) == root and (
-                    isinstance(operator, Grouping | Joining | Splitting | Detaching | Ungrouping)
-                    or operator.id in self._picks
-                ):
-                    return operator, port
-        return None
 
     def _virtual(self, operator: AbstractOperator, port: int) -> AbstractValue:
         key = "out", operator.id, port

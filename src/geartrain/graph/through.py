@@ -50,6 +50,7 @@ from geartrain.nodes.kernel import (
     derived_kernel,
     kernel_of,
     modules_in,
+    parameters_of,
 )
 from geartrain.nodes.loop.picking import known_picks
 from geartrain.nodes.loss import Objective
@@ -123,19 +124,18 @@ class Through(AbstractOperator):
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        return [] if self.module is None else list(self.module.parameters())
+        return [] if self.module is None else parameters_of(self.module)
 
     @property
     def has_parameters(self) -> bool:
         """Whether there are any."""
-        return self.module is not None and next(self.module.parameters(), None) is not None
+        return bool(self.parameters)
 
     @property
     def has_state(self) -> bool:
         """Whether it has parameters, or buffers: then a part keeps them."""
-        return self.has_parameters or (
-            self.module is not None and next(self.module.buffers(), None) is not None
-        )
+        module = self.module
+        return module is not None and bool(parameters_of(module) or [*module.buffers()])
 
     @property
     def owner(self) -> object:

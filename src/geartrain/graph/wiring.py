@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, final
 
 from geartrain.errors import GraphError
@@ -165,7 +166,7 @@ class _Wires:
         endings: Mapping[int, Losing],
         loops: int,
     ) -> None:
-        layout = graph.layout()
+        self._layout = layout = graph.layout()
         self._precision, self._spread = precision, spread
         self._owned, self._how_many, self._endings = owned, how_many, endings
         self._schema = graph.schema()
@@ -291,6 +292,7 @@ class _Wires:
                 place,
                 replace(place, id=entrance, name=copy_name(door.name, k)),
                 inner,
+                partial(self._layout.streams, region),
                 throughs,
                 self._precision,
                 {number: self._held[number, k] for number in looping.memories},

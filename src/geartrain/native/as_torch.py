@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Final, final
+from typing import Final, Self, final
 
 import torch
 from torch import Tensor
@@ -33,6 +33,16 @@ class AdamOfTorch(AbstractWeightsStep):
 
     def __init__(self, some: Sequence[Sequence[Tensor]]) -> None:
         super().__init__(some)
+        self._look()
+
+    def and_others(self, others: Sequence[AbstractWeightsStep]) -> Self:
+        found = super().and_others(others)
+        if others:
+            found._look()
+        return found
+
+    def _look(self) -> None:
+        """Which weights go together."""
         lie = [w.data_ptr() for w in self.weights if w.numel()]
         if len({*lie}) < len(lie):
             self._run = None  # of tensors that share memory the second is to see the first's step

@@ -8,10 +8,11 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from copy import copy
 from itertools import chain, islice
 from operator import is_
 from struct import pack
-from typing import ClassVar, Final, NamedTuple, final
+from typing import ClassVar, Final, NamedTuple, Self, final
 
 import torch
 from torch import Tensor
@@ -77,6 +78,7 @@ class AbstractWeightsStep:
         self._lie = [x.data_ptr() for x in self._all]
         weights, *others = some
         self._count, self._shapes = len(weights), [w.shape for w in weights]
+        self._written = [*weights]
         self.entries = [w.numel() for w in weights]
         counts = others.pop() if self.counted else ()
         self._run = _functions(self.functions, [*chain(weights, *others)])
@@ -89,6 +91,20 @@ class AbstractWeightsStep:
         for place, kind in zip(self.lying, some, strict=False):
             self._told[place :: self.words] = islice(lie, len(kind))
         self._told[self.words - 1 :: self.words] = self.entries
+
+    def and_others(self, others: Sequence[AbstractWeightsStep]) -> Self:
+        """Steps of these weights and of those of others of its class and dtype, in one call."""
+        if not others:
+            return self
+        several: Sequence[AbstractWeightsStep] = (self, *others)
+        found = copy(self)
+        for name in ("_all", "_lie", "_shapes", "_written", "_told", "entries"):
+            setattr(found, name, [*chain.from_iterable(getattr(one, name) for one in several)])
+        found._count = len(found._shapes)
+        found._run = None
+        if all(one._run is not None for one in several):
+            found._run = _typed(self.functions, self._all[0].dtype, sum(found.entries))
+        return found
 
     def fits(self, some: Sequence[Sequence[Tensor]]) -> bool:
         """Whether it is for these, and they lie where they lay."""
@@ -111,7 +127,7 @@ class AbstractWeightsStep:
     @property
     def weights(self) -> Sequence[Tensor]:
         """They."""
-        return self._all[: self._count]
+        return self._written
 
     def _jobs(self, gradients: Sequence[Tensor]) -> bytes:
         """As C reads them, entry by entry."""
@@ -238,6 +254,13 @@ def _functions(names: Sequence[str], tensors: Sequence[Tensor]) -> list[Function
     """Several kernels for these, or None if one is not for them."""
     found = [_function(name, tensors) for name in names]
     return None if None in found else [run for run in found if run is not None]
+
+
+def _typed(names: Sequence[str], dtype: torch.dtype, entries: int) -> list[Function] | None:
+    """Several kernels for so many entries of a type, or None if there is none."""
+    native = library.current()
+    typed = {} if native is None else native.typed.get(dtype, {})
+    return [typed[name][entries > _FREE] for name in names] if typed.keys() >= {*names} else None
 
 
 def _are_counts(steps: Sequence[Tensor]) -> bool:

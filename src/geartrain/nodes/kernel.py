@@ -331,15 +331,36 @@ def may_have_kernel(module: nn.Module) -> bool:
 
 
 def modules_in(module: nn.Module) -> list[nn.Module]:
-    """A module and all inside it, each once: torch's generators, one inside of another, take three
-    times as long, and every fit asks modules for a dozen things."""
-    found, seen = [module], {id(module)}
-    for each in found:  # grows meanwhile
-        for inner in each._modules.values():
-            if inner is not None and id(inner) not in seen:
-                seen.add(id(inner))
-                found.append(inner)
+    """A module and all inside it, each once, in the order of ``module.modules()``: torch's
+    generators, one inside of another, take three times as long, and every fit asks modules for a
+    dozen things."""
+    if not module._modules:
+        return [module]
+    found, seen, ahead = list[nn.Module](), set[int](), [module]
+    while ahead:
+        each = ahead.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            found.append(each)
+            if each._modules:
+                inner = [one for one in each._modules.values() if one is not None]
+                ahead += reversed(inner)
     return found
+
+
+def parameters_of(module: nn.Module) -> list[nn.Parameter]:
+    """``[*module.parameters()]``, found as ``modules_in`` finds modules; whoever has a
+    ``parameters`` of its own is asked."""
+    kind = type(module)
+    plain = kind.parameters is nn.Module.parameters
+    if not plain or kind.named_parameters is not nn.Module.named_parameters:
+        return [*module.parameters()]
+    found: dict[int, nn.Parameter] = {}
+    for each in modules_in(module):
+        for parameter in each._parameters.values():
+            if parameter is not None:
+                found.setdefault(id(parameter), parameter)
+    return [*found.values()]
 
 
 def _own_kernel(module: nn.Module, method: str) -> AbstractKernel | None:

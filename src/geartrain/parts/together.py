@@ -96,7 +96,6 @@ class StepsTogether:
 
     def __init__(self, parts: Iterable[AbstractPart] = ()) -> None:
         self.parts = [*parts]
-        self._known: list[WeightsStep] = []
 
     def step_if_due(self, progress: int) -> list[StepTaken]:
         """Take the steps that are due.
@@ -159,23 +158,20 @@ class StepsTogether:
                 jobs.setdefault(alike, []).append(_ToldUpdate(each, job, factor))
         for told in chain.from_iterable(jobs.values()):
             told.update.part.about_to_move()  # weights may lie elsewhere then
-        calls = [self._call(number, its) for number, its in enumerate(jobs.values())]
+        calls = [_call(its) for its in jobs.values()]
         return [call for call in calls if call is not None]
 
-    def _call(self, number: int, jobs: Sequence[_ToldUpdate]) -> _Call | None:
-        """That of steps with the same settings; None: it is not for C."""
-        each_kind = zip(*(job.tensors for _, job, _ in jobs), strict=True)
-        tensors = [[*chain.from_iterable(kind)] for kind in each_kind]
-        gradients = [*chain.from_iterable(job.gradients for _, job, _ in jobs)]
-        first = jobs[0].job
-        step = self._known[number] if number < len(self._known) else None
-        if type(step) is not first.kind or not step.fits(tensors):
-            step = first.kind(tensors)
-            self._known[number:] = [step]
-        if not step.suits(gradients):
-            return None
-        factors = [factor for _, job, factor in jobs for _ in job.gradients]
-        return _Call(step, [each for each, *_ in jobs], gradients, factors, first.settings)
+
+def _call(jobs: Sequence[_ToldUpdate]) -> _Call | None:
+    """That of steps with the same settings; None: it is not for C."""
+    first, *others = [job.step() for _, job, _ in jobs]
+    step = first.and_others(others)
+    gradients = [*chain.from_iterable(job.gradients for _, job, _ in jobs)]
+    if not step.suits(gradients):
+        return None
+    factors = [factor for _, job, factor in jobs for _ in job.gradients]
+    updates = [each for each, *_ in jobs]
+    return _Call(step, updates, gradients, factors, jobs[0].job.settings)
 
 
 def _norm(update: _Ended, job: StepJob | None) -> float:

@@ -30,16 +30,25 @@ class StepJob(NamedTuple):
     """A step of an optimiser.
 
     Args:
+        teller: Who tells it.
         kind: What takes it.
         settings: Of it, by name.
         tensors: What it writes, kind by kind; first the weights.
         gradients: One for each weight.
     """
 
+    teller: StepTeller
     kind: type[WeightsStep]
     settings: Mapping[str, Any]
     tensors: Sequence[Sequence[Tensor]]
     gradients: Sequence[Tensor]
+
+    def step(self) -> WeightsStep:
+        """What takes it, where its tensors lie now: that of before, if they lay there."""
+        known = self.teller.known
+        if type(known) is not self.kind or not known.fits(self.tensors):
+            known = self.teller.known = self.kind(self.tensors)
+        return known
 
 
 _WAYS: Final[Mapping[type[Any], StepWay]] = {
@@ -62,6 +71,9 @@ class StepTeller:
     Args:
         optimizer: Whose.
         parameters: All of its part's.
+
+    Attributes:
+        known: What has taken its last step.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
@@ -69,6 +81,7 @@ class StepTeller:
         self._way = _WAYS.get(type(optimizer))
         self._options: Sequence[object] = ()
         self._settings: Mapping[str, Any] | None = None
+        self.known: WeightsStep | None = None
 
     def told(self, gradients: Sequence[Tensor | None]) -> StepJob | None:
         """What a step with these gradients is; None: it is one by itself.
@@ -92,7 +105,7 @@ class StepTeller:
         if way.step is not AdamStep and not reckons_as_torch(type(optimizer), weights[0].dtype):
             return None
         tensors = way.tensors(optimizer, group, weights)
-        return None if tensors is None else StepJob(way.step, settings, tensors, given)
+        return None if tensors is None else StepJob(self, way.step, settings, tensors, given)
 
     def _is_its_own(self) -> bool:
         """Whether somebody watches, or has put another step in the place of the class's."""

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from geartrain.errors import GraphError
+from geartrain.nodes.kernel import parameters_of
 
 
 def require_made(name: str, module: nn.Module) -> None:
@@ -57,7 +58,7 @@ def require_same(name: str, module: nn.Module, known: Sequence[nn.Parameter]) ->
     Raises:
         GraphError: It has others, or more, or fewer.
     """
-    now = tuple(module.parameters())
+    now = parameters_of(module)
     if len(now) == len(known) and all(a is b for a, b in zip(now, known, strict=True)):
         return
     old = {id(p) for p in known}

@@ -25,7 +25,7 @@ from geartrain.engine.instrument import (
     PartStaleness,
     Restored,
 )
-from geartrain.engine.parts import original_name, part_names, require_parts
+from geartrain.engine.parts import original_name, part_names
 from geartrain.engine.placement import loads
 from geartrain.engine.settings import Settings
 from geartrain.errors import DataError, WorkerDiedError
@@ -34,6 +34,7 @@ from geartrain.graph.graph import Graph
 from geartrain.graph.learning import remarks
 from geartrain.graph.wiring import copy_name
 from geartrain.native import kind as kernels_kind
+from geartrain.nodes.kernel import modules_in
 from geartrain.nodes.node import Memory
 from geartrain.parts.part import PartState
 from geartrain.parts.snapshot import parts_to_tensors
@@ -157,7 +158,6 @@ class State:
         return self.engine
 
     def _made(self) -> Engine:
-        require_parts(self.graph, self.parts)
         measures = self.choice is not None and self.choice.plan is None
         # What each operator costs is asked for, and what several workers would have.
         settings = replace(self.settings, reach=False) if measures else self.settings
@@ -441,14 +441,15 @@ _TRIED = 100  # items that are tried for a first instance
 def _mode(modules: Sequence[torch.nn.Module], train: bool) -> Iterator[None]:
     """Modules in training or evaluation mode, and afterwards as they were."""
     once = list(dict.fromkeys(modules))
-    before = {inner: inner.training for module in once for inner in module.modules()}
-    for module in once:
-        if not all(_is_in_mode(inner, train) for inner in module.modules()):
+    inside = [modules_in(module) for module in once]
+    before = [(inner, inner.training) for several in inside for inner in several]
+    for module, several in zip(once, inside, strict=True):
+        if not all(_is_in_mode(inner, train) for inner in several):
             module.train(train)
     try:
         yield
     finally:
-        for inner, mode in before.items():
+        for inner, mode in before:
             if inner.training is not mode:
                 inner.training = mode
 

@@ -280,6 +280,8 @@ class CalledModules:
             return False
         self.dtype = layout.form.dtype
         self._tables.put(k, layout)
+        if left.inner is not None:
+            self._inner[k].width = left.inner.width  # it may be of another fit
         self.found[k] = self._begun(k, kernel, layout)
         return True
 

@@ -92,6 +92,7 @@ class Listing:
     def take_over(self, before: Listing) -> None:
         """What the same loop of an engine knew that is no more; it says nothing of the sums."""
         self._places, self._rows, self._tables = before._places, before._rows, before._tables
+        self._room = before._room
         self._kernels.take_over(before._kernels)
 
     def _has_program(self, inner: Inner) -> bool:
@@ -132,8 +133,9 @@ class Listing:
         )
 
     def rest(self) -> None:
-        """Nothing is in flight, and maybe no turn comes soon: what is kept for one goes."""
-        self._room = None
+        """Nothing is in flight, and maybe no turn comes soon: memory that is kept for one goes."""
+        if self._room is not None:
+            self._room = self._room.without_memory()
 
     def _called_in_vain(self, turn: Turn) -> list[bool] | None:
         """Modules that had programs, if any of these was called; None: none was. What has been

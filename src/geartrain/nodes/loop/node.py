@@ -129,8 +129,7 @@ class LoopNode(AbstractNode):
         self._kernels = LoopKernels(self._inner)
         self._weights = {w.name: w for each in inner if (w := each.weights) is not None}
         self._instances = RowStore(place.name, ("turn", "local", "slot"))
-        self._turns: dict[int, Turn] = {}
-        self._next = 0
+        self._turns, self._next = dict[int, Turn](), 0
         self.calls = 0
         """Of modules, so far."""
         self._turned = 0  # firings forward
@@ -144,7 +143,8 @@ class LoopNode(AbstractNode):
     def take_over(self, before: LoopNode) -> None:
         """What the same loop of an engine knew that is no more: how C is called, how much memory
         is wanted, and what was made that would be made again."""
-        self.listing.take_over(before.listing)
+        if self.planner.order is before.planner.order:  # else values and modules may be others
+            self.listing.take_over(before.listing)
         self._beside = before._beside  # of the same kernels, where those stay
 
     @property

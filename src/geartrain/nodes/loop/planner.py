@@ -47,6 +47,56 @@ class LoopEntry:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class StageOrder:
+    """Which stages of a loop rows come to from which: the same whenever it is made.
+
+    Args:
+        round: Places of the stages that lie on a cycle, or before one.
+        masks: By module, as bits, itself, those that it sends rows in the same round, and those
+            behind it in any.
+        senders: By place of what brings rows together, the modules that send it some in the same
+            round, or in any.
+    """
+
+    round: Sequence[int]
+    masks: Sequence[tuple[int, int, int]]
+    senders: Mapping[int, Sequence[int]]
+
+    @classmethod
+    def of(cls, stages: Sequence[AbstractStage]) -> StageOrder:
+        """That of these."""
+        calls = [s for s in stages if isinstance(s, CallStage)]
+        collecting = [s for s in stages if s.collects and not isinstance(s, CallStage)]
+        places = {id(call): 1 << k for k, call in enumerate(calls)}
+        reached = [_reached_from(call) - {id(call)} for call in calls]
+        gathering = {id(stage) for stage in [*calls, *collecting]}
+        ever = {id(stage): _reached_from(stage, round_again=True) for stage in stages}
+        on = {at for at, found in ever.items() if at in found}
+        round = [k for k, stage in enumerate(stages) if not on.isdisjoint(ever[id(stage)])]
+        # Those that it sends rows in any round, and that send it none themselves.
+        behind = [
+            {at for at in ever[id(call)] if at in gathering and id(call) not in ever[at]}
+            for call in calls
+        ]
+        masks = [
+            (
+                places[id(call)],
+                sum(places.get(at, 0) for at in found),
+                sum(places.get(at, 0) for at in later),
+            )
+            for call, found, later in zip(calls, reached, behind, strict=True)
+        ]
+        both = [found | later for found, later in zip(reached, behind, strict=True)]
+        senders = {
+            k: [c for c, at in enumerate(both) if id(stage) in at]
+            for k, stage in enumerate(stages)
+            if stage in collecting
+        }
+        return cls(round, masks, senders)
+
+
+@final
 class Planner:
     """Makes plans.
 
@@ -54,8 +104,10 @@ class Planner:
         entries: Where rows enter.
         stages: All; those of an order in which rows that do not go round pass.
         exits, losses, values: How many.
+        order: Of the stages; None: it is found.
 
     Attributes:
+        order: As given, or found.
         watch: Refuses rows that go round too often.
         endless: Refuses rows that come to where they were, and would without end.
         patient: Whether ``watch`` alone decides where functions may draw numbers.
@@ -69,36 +121,18 @@ class Planner:
         exits: int,
         losses: int,
         values: int,
+        order: StageOrder | None = None,
     ) -> None:
         self._entries, self._exits, self._losses, self._values = entries, exits, losses, values
+        self.order = order = order or StageOrder.of(stages)
         self._calls = [s for s in stages if isinstance(s, CallStage)]
         self._others = [s for s in stages if not isinstance(s, CallStage)]
         self._passing = [s for s in self._others if not s.collects]
         self._collecting = [s for s in self._others if s.collects]
-        places = {id(call): 1 << k for k, call in enumerate(self._calls)}
-        reached = [_reached_from(call) - {id(call)} for call in self._calls]
-        gathering = {id(stage) for stage in [*self._calls, *self._collecting]}
-        ever = {id(stage): _reached_from(stage, round_again=True) for stage in stages}
-        on = {at for at, found in ever.items() if at in found}
-        self._round = [stage for stage in stages if not on.isdisjoint(ever[id(stage)])]
-        # Those that it sends rows in any round, and that send it none themselves.
-        behind = [
-            {at for at in ever[id(call)] if at in gathering and id(call) not in ever[at]}
-            for call in self._calls
-        ]
-        self._masks = [
-            (
-                places[id(call)],
-                sum(places.get(at, 0) for at in found),
-                sum(places.get(at, 0) for at in later),
-            )
-            for call, found, later in zip(self._calls, reached, behind, strict=True)
-        ]
-        # By what brings rows together, the modules that send it some in the same round, or in any.
-        both = [found | later for found, later in zip(reached, behind, strict=True)]
+        self._round = [stages[k] for k in order.round]
+        self._masks = order.masks
         self._senders = {
-            id(stage): [c for c, at in zip(self._calls, both, strict=True) if id(stage) in at]
-            for stage in self._collecting
+            id(stages[k]): [self._calls[c] for c in calls] for k, calls in order.senders.items()
         }
         self._stages, self._looked = stages, False
         self._chart: Chart | None = None

@@ -43,3 +43,15 @@ class TurnRoom:
     words: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     between: Tensor | None = None
     passing: PassingMemory = field(default_factory=PassingMemory)
+
+    def without_memory(self) -> TurnRoom:
+        """What was found out alone: how modules are called, and the kinds of values."""
+        kinds = None if self.buffers is None else self.buffers._replace(buffers={})
+        return TurnRoom(kinds, {k: _anew(module) for k, module in self.modules.items()})
+
+
+def _anew(module: AnyModule) -> AnyModule:
+    """One that is called so, and has had no rows."""
+    if isinstance(module, TurnModule):
+        return TurnModule(module.number, module.inner, module.kernel, module.layout)
+    return SeveralModule(module.number, module.inner, module.kernel, module.layout)
