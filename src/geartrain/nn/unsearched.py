@@ -47,7 +47,7 @@ class Unsearched(fx.Graph):
         """It has no nodes any more, and none of them knows of another that reads it."""
         for x in (*self.nodes, self._root):
             x.users.clear()
-            x._prev = x._next = None  # type: ignore[assignment]
+            x._prev = x._next = None
         vars(self).clear()
 
 
