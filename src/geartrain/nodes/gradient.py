@@ -98,6 +98,7 @@ class GradientSum:
         "_later_rows",
         "_looked_up",
         "_slots",
+        "_spare",
         "_squares",
         "_updates",
     )
@@ -110,6 +111,7 @@ class GradientSum:
         self._updates: IntArray | int | None = None
         self._apart = PutApart()
         self._ahead: list[GradientSum] = []
+        self._spare: list[GradientSum] = []  # empty, with buffers
         self._looked_up = LookedUpSums()
         self._computed: dict[Hashable, _Computed] = {}
         # Of all entries, where that is known, as long as nothing is added to what is multiplied.
@@ -192,11 +194,7 @@ class GradientSum:
         return True
 
     def add_products(
-        self,
-        parameter: torch.nn.Parameter,
-        pairs: Pairs,
-        *,
-        columns: Runs | None = None,
+        self, parameter: torch.nn.Parameter, pairs: Pairs, *, columns: Runs | None = None
     ) -> None:
         """``add_product`` of several that wait together."""
         slot = self._slots[parameter]
@@ -368,7 +366,7 @@ class GradientSum:
         for number, each in enumerate((inner, *inner._ahead)):
             found, _ = each.take_each(computed.stand_ins)
             if any(d is not None for d in found):
-                into, came = self._of(number), True
+                into, came = self.of_update(number), True
                 for parameter, gradient in computed.back(found):
                     into.add(parameter, gradient)
         inner._ahead, self._updates = [], updates
@@ -378,7 +376,7 @@ class GradientSum:
         updates, self._updates = self._updates, None
         try:
             with operations.told_before() if operations.listening else nullcontext():
-                lookup.add_all(found, self._of)
+                lookup.add_all(found, self.of_update)
         finally:
             self._updates = updates
 
@@ -410,7 +408,7 @@ class GradientSum:
         updates = self._updates
         if updates is None:
             return self
-        return self._of(updates) if isinstance(updates, int) else None
+        return self.of_update(updates) if isinstance(updates, int) else None
 
     @property
     def of_several(self) -> bool:
@@ -428,7 +426,8 @@ class GradientSum:
         self.settle()
         self._sort_apart()
         if self._ahead:
-            self.absorb(self._ahead.pop(0))
+            self.absorb(self._ahead[0])
+            self._spare.append(self._ahead.pop(0))
 
     def _whole(self) -> GradientSum:
         """The sum of the update that all is of which is added now."""
@@ -436,12 +435,12 @@ class GradientSum:
             raise ProtocolError(
                 "a gradient that is no product and no sum of rows is of several updates at once"
             )
-        return self._of(self._updates)
+        return self.of_update(self._updates)
 
-    def _of(self, update: int) -> GradientSum:
-        """The sum of one update."""
+    def of_update(self, update: int) -> GradientSum:
+        """The sum of one update, counted from the present one."""
         while len(self._ahead) < update:
-            self._ahead.append(GradientSum(self._slots))
+            self._ahead.append(self._spare.pop() if self._spare else GradientSum(self._slots))
         return self if update == 0 else self._ahead[update - 1]
 
     def _put_apart(
@@ -453,7 +452,7 @@ class GradientSum:
     ) -> None:
         updates = self._updates
         if isinstance(updates, int):
-            into = self._of(updates)
+            into = self.of_update(updates)
             if right is None:
                 into.add_sum(parameter, left)
             else:
@@ -473,11 +472,11 @@ class GradientSum:
         updates, self._updates = self._updates, None
         try:
             if isinstance(updates, int):
-                yield [(self._of(updates), torch.arange(n))]
+                yield [(self.of_update(updates), torch.arange(n))]
             elif updates is not None:
                 each = for_rows(updates, n) if n else updates[:0]
                 yield [
-                    (self._of(k), torch.from_numpy(np.flatnonzero(each == k)))
+                    (self.of_update(k), torch.from_numpy(np.flatnonzero(each == k)))
                     for k in distinct(each).tolist()
                 ]
         finally:
@@ -508,7 +507,7 @@ class GradientSum:
         """Add rows, which have been told of, to the sums of their updates."""
         with operations.told_before() if operations.listening else nullcontext():
             for update, left, right in rows.by_update():
-                into = self._of(update)
+                into = self.of_update(update)
                 before, into._updates = into._updates, None
                 if right is None:
                     into.add_sum(parameter, left)
@@ -545,7 +544,7 @@ class GradientSum:
             self._multiply_waiting(own)
             own.add_up_waiting()
         if not its.fresh and own.fresh:
-            own.buffer, its.buffer, own.fresh = its.buffer, own.buffer, False
+            its.give(own)
         elif not its.fresh:
             own.written().add_(its.written())
         its.forget()

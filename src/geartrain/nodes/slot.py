@@ -108,7 +108,8 @@ class Slot:
         known = self._place
         if known is None or known[0] is not self.buffer:
             found = sums.GradientPlace(self.matrix())
-            known = self._place = self.written(), found
+            assert self.buffer is not None
+            known = self._place = self.buffer, found
         return known[1]
 
     def add_in(
@@ -117,6 +118,12 @@ class Slot:
         """Products or sums of rows are added when a call runs; arguments as for its ``add``."""
         call.add(self.place(), pieces, add=not self.fresh, whole=whole)
         self.fresh = False
+
+    def give(self, other: Slot) -> None:
+        """Another, which is fresh, gets the buffer and what it has; this one is fresh."""
+        other.buffer, self.buffer = self.buffer, other.buffer
+        other._place, self._place = self._place, other._place
+        other.fresh, self.fresh = False, True
 
     def multiply(self, left: Tensor, right: Tensor) -> None:
         """Add a product."""

@@ -72,8 +72,8 @@ class LyingPair(NamedTuple):
 
     Args:
         left, right: They.
-        many: Of each row of the module; 0: they are not such as C could read; -1: there is one in
-            all, which is added.
+        many: Of each row of the module; 0: they are not such as C could read; -1: there is one for
+            each update, which is added.
     """
 
     left: Lying
@@ -491,7 +491,8 @@ class CallLayout:
         alike = tuple(tail) == tuple(learnt.slot.parameter.shape)
         if rows or dtype is not self.form.dtype or not alike:
             return _APART
-        return LyingPair(Lying(self._place_of(k), 0), None, -1)
+        row = self.sum_blocks[self._back_made[~k]].row
+        return LyingPair(Lying(self._place_of(k), row), None, -1)
 
     def _lying(self, result: int) -> Lying | None:
         """Where a result of the backward lies; None: it is not of rows, or not of the dtype."""
