@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from typing import Final, final
 
@@ -168,26 +168,27 @@ class Returning:
             return
         layout = self.module.layout
         learnt, rest = layout.form.rows_learnt(came, weights.gradient)
-        pairs, runs = layout.pairs(learnt), self._runs(self._cuts)
-        jobs: list[tuple[Slot, LyingPair, int]] = []
-        for update, its in runs.items():
-            n = self._n if len(runs) == 1 else sum([rows for _, _, rows in its])
+        if not all(one.into.adds_lying for one in learnt):
+            return
+        pairs = layout.pairs(learnt)
+        jobs: list[tuple[Slot, list[tuple[int, int, int]], bool]] = []
+        for update, runs in self._runs(self._cuts).items():
+            n = sum([rows for _, _, rows in runs])
             for one, pair in zip(learnt, pairs, strict=True):
                 many, slot = pair.many, one.slot
                 if update:
                     slot = one.into.of_update(update).slot(slot.parameter)
                 if one.columns is not None:
                     slot = slot.part(one.columns)
-                rows = 1 if one.whole else n * many
-                if not many or not one.into.adds_lying or not call.may_add(slot.place(), rows):
+                if not many or not call.may_add(slot.place(), 1 if one.whole else n * many):
                     return
-                jobs.append((slot, pair, update))
-        for slot, pair, update in jobs:
-            slot.add_in(call, self._pieces(pair, runs, update), whole=pair.many < 0)
+                jobs.append((slot, self._pieces(pair, runs, update), one.whole))
+        for slot, pieces, whole in jobs:
+            slot.add_in(call, pieces, whole=whole)
         self._multiplied, self._rest = bool(learnt), rest
 
     def _pieces(
-        self, pair: LyingPair, runs: Mapping[int, Sequence[tuple[int, int, int]]], update: int
+        self, pair: LyingPair, runs: Sequence[tuple[int, int, int]], update: int
     ) -> list[tuple[int, int, int]]:
         """Where the rows of an update lie, and how many; a piece for those that follow upon one
         another."""
@@ -196,7 +197,7 @@ class Returning:
         if many < 0:
             return [(at + left.row * update, 0, 1)]
         found = []
-        for first, into, n in runs[update]:
+        for first, into, n in runs:
             mine = at + left.row * (into if left.of_value else first)
             its = 0 if right is None else other + right.row * (into if right.of_value else first)
             found.append((mine, its, many * n))
