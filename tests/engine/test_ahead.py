@@ -17,7 +17,9 @@ from benchmarks.own.programs.program import AbstractProgram, Item
 from geartrain.engine.portion import UpdatesWorth
 from geartrain.engine.worker import WorkerState
 from geartrain.errors import LeakError
+from geartrain.nodes.apart import RowsOfUpdates
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.loop import returning
 from geartrain.parts.part import PartState
 from tests.rigs import turns
 from tests.rigs.sessions import session_of
@@ -213,6 +215,31 @@ def test_with_a_bound_on_staleness_no_update_is_ahead(advanced) -> None:
 
 @pytest.mark.parametrize("name", ["halting", "moe", "exits"])
 def test_modules_taken_together_tell_updates_apart(name, told) -> None:
+    require_own_of_program(name)
+    assert told - ONCE
+
+
+@pytest.mark.parametrize("name", ["exits", pytest.param("moe", marks=pytest.mark.slow)])
+def test_rows_of_an_update_are_multiplied_where_they_lie_or_put_apart(
+    name, needs_kernels, monkeypatch
+) -> None:
+    apart: Counter[bool] = Counter()
+    before = RowsOfUpdates.by_update
+
+    def by_update(self: RowsOfUpdates) -> Any:
+        apart[lying] += 1
+        return before(self)
+
+    monkeypatch.setattr(RowsOfUpdates, "by_update", by_update)
+    for lying in (True, False):  # by runs of rows however short, and by none
+        monkeypatch.setattr(returning, "_SIDE_BY_SIDE", 0 if lying else N**9)
+        require_own_of_program(name)
+    assert not apart[True]
+    assert apart[False]
+
+
+def require_own_of_program(name: str) -> None:
+    """Every update is of its own instances, where all are in flight at once."""
     torch.manual_seed(0)
     program = PROGRAMS[name](4).double()
     items, n = program.generate(48, seed=1), 12
@@ -244,7 +271,7 @@ def test_modules_taken_together_tell_updates_apart(name, told) -> None:
             updates += 4
             for gradients, expected_ones in zip(steps, own, strict=True):
                 require_close(gradients, expected_ones)
-    assert updates and told - ONCE
+    assert updates
 
 
 ONCE = {"start", "readout", "first", "answer"}  # of their messages the first are the first update's

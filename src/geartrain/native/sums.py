@@ -68,12 +68,6 @@ def suits(one: Unsummed, dtype: torch.dtype) -> bool:
     return n * one.out.numel() <= most_work()
 
 
-def may_be_read(gradient: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a gradient is such as C reads, of this dtype."""
-    usual = gradient.dtype is dtype and gradient.is_contiguous() and gradient.is_cpu
-    return usual and gradient.numel() > 0
-
-
 def most_work() -> int:
     """Multiplications for one weight from which on they are left to torch."""
     return MOST_ALONE if torch.get_num_threads() == 1 else MOST_WORK
@@ -113,12 +107,12 @@ class AbstractGradientCall(Protocol):
         """Rows, as it has them, for one weight; ``may_add`` has let it pass."""
 
 
-def sum_gradients(some: Sequence[Unsummed | Tensor]) -> list[float]:
+def sum_gradients(some: Sequence[Unsummed | GradientPlace]) -> list[float]:
     """Write the gradients of all of them.
 
     Args:
-        some: At least one; ``suits`` has let them pass. Or gradients that nothing waits for, which
-            ``may_be_read``.
+        some: At least one; ``suits`` has let them pass. Or where gradients lie that nothing waits
+            for, and that are plain.
 
     Returns:
         Of each the sum of the squares of its entries; not finite where one of them is not.
@@ -129,8 +123,8 @@ def sum_gradients(some: Sequence[Unsummed | Tensor]) -> list[float]:
     words: list[int] = []
     work = 0
     for one in some:
-        if isinstance(one, Tensor):  # it is looked at as a row
-            words += (one.data_ptr(), one.numel(), 0, 1, 0)
+        if isinstance(one, GradientPlace):  # it is looked at as a row
+            words += (one.at, one.size, 0, 1, 0)
             continue
         out, lefts, rights = one.out, one.lefts, one.rights
         width, height = out.shape[1] if rights else 0, out.shape[0]
@@ -140,8 +134,7 @@ def sum_gradients(some: Sequence[Unsummed | Tensor]) -> list[float]:
             words += (left.data_ptr(), rights[k].data_ptr() if rights else 0, n)
             work += n * height * max(width, 1)
     squares = (ctypes.c_double * len(some))()
-    dtype = (some[0] if isinstance(some[0], Tensor) else some[0].out).dtype
-    _sum(dtype, words, len(some), work, ctypes.addressof(squares))
+    _sum(some[0].out.dtype, words, len(some), work, ctypes.addressof(squares))
     return [*squares]
 
 

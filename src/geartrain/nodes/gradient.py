@@ -93,6 +93,7 @@ class GradientSum:
         "_later_rows",
         "_looked_up",
         "_slots",
+        "_spare",
         "_squares",
         "_updates",
     )
@@ -104,6 +105,7 @@ class GradientSum:
         self._updates: IntArray | int | None = None
         self._apart = PutApart()
         self._ahead: list[GradientSum] = []
+        self._spare: list[GradientSum] = []  # empty, with buffers
         self._looked_up = LookedUpSums()
         self._computed: dict[Hashable, _Computed] = {}
         # Of all entries, where that is known, as long as nothing is added to what is multiplied.
@@ -178,11 +180,7 @@ class GradientSum:
         return True
 
     def add_products(
-        self,
-        parameter: torch.nn.Parameter,
-        pairs: Pairs,
-        *,
-        columns: Runs | None = None,
+        self, parameter: torch.nn.Parameter, pairs: Pairs, *, columns: Runs | None = None
     ) -> None:
         """``add_product`` of several that wait together."""
         slot = self._slots[parameter]
@@ -400,7 +398,8 @@ class GradientSum:
         self.settle()
         self._sort_apart()
         if self._ahead:
-            self.absorb(self._ahead.pop(0))
+            self.absorb(self._ahead[0])
+            self._spare.append(self._ahead.pop(0))
 
     def _whole(self) -> GradientSum:
         """The sum of the update that all is of which is added now."""
@@ -413,7 +412,7 @@ class GradientSum:
     def of_update(self, update: int) -> GradientSum:
         """The sum of one update, counted from the present one."""
         while len(self._ahead) < update:
-            self._ahead.append(GradientSum(self._slots))
+            self._ahead.append(self._spare.pop() if self._spare else GradientSum(self._slots))
         return self if update == 0 else self._ahead[update - 1]
 
     def _put_apart(

@@ -108,7 +108,8 @@ class Slot:
         known = self._place
         if known is None or known[0] is not self.buffer:
             found = sums.GradientPlace(self.matrix())
-            known = self._place = self.written(), found
+            assert self.buffer is not None
+            known = self._place = self.buffer, found
         return known[1]
 
     def add_in(
@@ -138,6 +139,12 @@ class Slot:
             if n:
                 begun[k].addmm_(left[start : start + n].t(), right[start : start + n])
                 start += n
+
+    def give(self, other: Slot) -> None:
+        """Another, which is fresh, gets the buffer and what is in it; this one is to forget."""
+        other.buffer, self.buffer = self.buffer, other.buffer
+        other._place, self._place = self._place, other._place
+        other.fresh = False
 
     def multiply(self, left: Tensor, right: Tensor) -> None:
         """Add a product."""
@@ -199,7 +206,7 @@ def summed_each(groups: Sequence[Sequence[Slot]]) -> list[float | None]:
     if first is None or not sums.may_sum(first.parameter.dtype):
         return [None] * len(groups)
     done: list[Slot] = []
-    some: list[sums.Unsummed | Tensor] = []
+    some: list[sums.Unsummed | sums.GradientPlace] = []
     counts: list[int] = []  # negative: others have not been looked at
     for slots in groups:
         mine, whole = _unsummed(slots, first.parameter.dtype, done)
@@ -220,9 +227,9 @@ def summed_each(groups: Sequence[Sequence[Slot]]) -> list[float | None]:
 
 def _unsummed(
     slots: Sequence[Slot], dtype: torch.dtype, done: list[Slot]
-) -> tuple[list[sums.Unsummed | Tensor], bool]:
+) -> tuple[list[sums.Unsummed | sums.GradientPlace], bool]:
     """What C is to look at; and whether that is all. done: what is then added up is put there."""
-    some: list[sums.Unsummed | Tensor] = []
+    some: list[sums.Unsummed | sums.GradientPlace] = []
     whole = True
     for slot in slots:
         if slot.parts:
@@ -235,9 +242,9 @@ def _unsummed(
                 done.append(slot)
                 some.append(one)
         elif not slot.fresh:
-            buffer = slot.written() if slot.parameter.ndim <= 2 else slot.matrix()
-            whole = whole and sums.may_be_read(buffer, dtype)
-            some.append(buffer)
+            place = slot.place()
+            whole = whole and place.plain and place.dtype is dtype
+            some.append(place)
     return some, whole
 
 

@@ -78,7 +78,7 @@ class Slots(dict[torch.nn.Parameter, Slot]):
             self.multiply_waiting(own)
             own.add_up_waiting()
         if not its.fresh and own.fresh:
-            own.buffer, its.buffer, own.fresh = its.buffer, own.buffer, False
+            its.give(own)
         elif not its.fresh:
             own.written().add_(its.written())
         its.forget()

@@ -42,8 +42,8 @@ class LyingPair(NamedTuple):
 
     Args:
         left, right: They.
-        many: Of each row of the module; 0: they are not such as C could read; -1: there is one in
-            all, which is added.
+        many: Of each row of the module; 0: they are not such as C could read; -1: there is one for
+            each update, which is added.
     """
 
     left: Lying

@@ -25,6 +25,9 @@ from geartrain.nodes.slot import ALONE, Slot
 
 _NOBODY: Final = np.zeros(0, np.int64)
 
+_SIDE_BY_SIDE: Final = 4
+"""Rows of an update that lie side by side, at least, on an average, or they are put apart."""
+
 
 @final
 class Returning:
@@ -49,6 +52,7 @@ class Returning:
         "_at_updates",
         "_at_wanted",
         "_count",
+        "_cuts",
         "_first",
         "_gradients",
         "_held",
@@ -97,8 +101,9 @@ class Returning:
             self._several = int(self._updates.max()) + 1
             self._at_updates = pointer(self._updates) - self._updates.itemsize * first
         self._most = max([record[1] for record in records])
+        self._cuts = self._updates_end()
         # What waits for a step stays: it would hold what all others are lent, too.
-        self._waits = weights is not None and (self._updates is not None or self._are_few)
+        self._waits = weights is not None and (self._cuts is None or self._are_few)
         self.nbytes = 0
         if layout.back.passing_blocks:
             self.nbytes += nbytes_of(layout.back.passing_blocks, self._most)
@@ -106,7 +111,7 @@ class Returning:
             self.nbytes += nbytes_of(layout.back.sum_blocks, self._several)
         if layout.back.blocks and not self._waits:
             self.nbytes += nbytes_of(layout.back.blocks, n)
-        self._known: list[tuple[int, int, int]] | None = None
+        self._known: dict[int, list[tuple[int, int, int]]] | None = None
         self._count: int | None = None
         self._multiplied = False
         self._rest: Collection[int] = ()
@@ -143,6 +148,14 @@ class Returning:
             self._count = int(np.count_nonzero(self._wanted))
         return self._count
 
+    def _updates_end(self) -> list[int] | None:
+        """Where rows of one update end that lie side by side, the last row left out; None: so few
+        do that they had better be put apart."""
+        if self._updates is None:
+            return []
+        cuts = np.flatnonzero(np.diff(self._updates)) + 1
+        return cuts.tolist() if cuts.size * _SIDE_BY_SIDE <= self._n else None
+
     def multiply(self, came: int, call: GradientCall) -> None:
         """Have products and sums of rows made from where they lie, before ``learn``.
 
@@ -150,51 +163,77 @@ class Returning:
             came: Of which outputs gradients have come, as bits.
             call: Makes them.
         """
-        weights, n = self.module.weights, self._n
-        if weights is None or self._updates is not None:
-            return
-        if self._are_few or self._came < n:
+        weights = self.module.weights
+        if weights is None or self._cuts is None or self._are_few or self._came < self._n:
             return
         layout = self.module.layout
         learnt, rest = layout.form.rows_learnt(came, weights.gradient)
-        pairs, slots = layout.back.pairs(learnt), list[Slot]()
-        for one, (_, _, many) in zip(learnt, pairs, strict=True):
-            slot = one.slot if one.columns is None else one.slot.part(one.columns)
-            rows = 1 if one.whole else n * many
-            if not many or not one.into.adds_lying or not call.may_add(slot.place(), rows):
-                return
-            slots.append(slot)
-        for slot, pair in zip(slots, pairs, strict=True):
-            slot.add_in(call, self._pieces(pair), whole=pair.many < 0)
+        if not all(one.into.adds_lying for one in learnt):
+            return
+        pairs = layout.back.pairs(learnt)
+        jobs: list[tuple[Slot, list[tuple[int, int, int]], bool]] = []
+        for update, runs in self._runs(self._cuts).items():
+            n = sum([rows for _, _, rows in runs])
+            for one, pair in zip(learnt, pairs, strict=True):
+                many, slot = pair.many, one.slot
+                if update:
+                    slot = one.into.of_update(update).slot(slot.parameter)
+                if one.columns is not None:
+                    slot = slot.part(one.columns)
+                if not many or not call.may_add(slot.place(), 1 if one.whole else n * many):
+                    return
+                jobs.append((slot, self._pieces(pair, runs, update), one.whole))
+        for slot, pieces, whole in jobs:
+            slot.add_in(call, pieces, whole=whole)
         self._multiplied, self._rest = bool(learnt), rest
 
-    def _pieces(self, pair: LyingPair) -> list[tuple[int, int, int]]:
-        """Where the rows of all calls lie, and how many; a piece for those that follow upon one
+    def _pieces(
+        self, pair: LyingPair, runs: Sequence[tuple[int, int, int]], update: int
+    ) -> list[tuple[int, int, int]]:
+        """Where the rows of an update lie, and how many; a piece for those that follow upon one
         another."""
         left, right, many = pair
         at, other = self._where[left.place], 0 if right is None else self._where[right.place]
         if many < 0:
-            return [(at, 0, 1)]
+            return [(at + left.row * update, 0, 1)]
         found = []
-        for first, into, n in self._runs():
+        for first, into, n in runs:
             mine = at + left.row * (into if left.of_value else first)
             its = 0 if right is None else other + right.row * (into if right.of_value else first)
             found.append((mine, its, many * n))
         return found
 
-    def _runs(self) -> list[tuple[int, int, int]]:
-        """Rows of calls that follow upon one another, in the module and in the value that it makes:
-        the first in either, and how many."""
+    def _runs(self, cuts: Sequence[int]) -> dict[int, list[tuple[int, int, int]]]:
+        """By update its rows of calls that follow upon one another, in the module and in the value
+        that it makes: the first in either, and how many."""
         if self._known is None:
-            found: list[tuple[int, int, int]] = []
+            runs: list[tuple[int, int, int]] = []
             for _, n, begin, place, _ in self._records:
-                first, into, had = found[-1] if found else (begin, place, 0)
-                if found and into + had == place:
-                    found[-1] = first, into, had + n
+                first, into, had = runs[-1] if runs else (begin, place, 0)
+                if runs and into + had == place:
+                    runs[-1] = first, into, had + n
                 else:
-                    found.append((begin, place, n))
-            self._known = found
+                    runs.append((begin, place, n))
+            self._known = {0: runs} if self._updates is None else self._cut(runs, cuts)
         return self._known
+
+    def _cut(
+        self, runs: Sequence[tuple[int, int, int]], cuts: Sequence[int]
+    ) -> dict[int, list[tuple[int, int, int]]]:
+        """Runs of rows cut where the update is another."""
+        updates, begin = self._updates, self._first
+        assert updates is not None
+        ends = sorted({*cuts, *[first + n - begin for first, _, n in runs]})
+        each = updates[[end - 1 for end in ends]].tolist()
+        found: dict[int, list[tuple[int, int, int]]] = {}
+        left, at = iter(runs), begin
+        first, into, n = begin, 0, 0
+        for end, update in zip(ends, each, strict=True):
+            while at == first + n:
+                first, into, n = next(left)
+            found.setdefault(update, []).append((at, into + at - first, begin + end - at))
+            at = begin + end
+        return found
 
     def learn(self, came: int, got: Got) -> None:
         """Tell weights what has been found for them, and has not been multiplied yet.
@@ -230,7 +269,7 @@ class Returning:
             mine = np.flatnonzero(each == update)
             with into.of_updates(update):
                 of_it = self._of_update(self._some(found, mine), update)
-                form.learn(of_it, came, mine.size, into, False)
+                form.learn(of_it, came, mine.size, into, less)
 
     def _of_update(self, found: Sequence[Tensor | None], update: int) -> list[Tensor | None]:
         """Of what rows were added up in, the sum of one update."""
