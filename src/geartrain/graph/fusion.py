@@ -56,7 +56,7 @@ def stacks(
     apart: Collection[str] = (),
     taken: Collection[int] = (),
 ) -> list[Region]:
-    """The stacks of a graph, each as large as it can be.
+    """The stacks of a graph, each as large as it can be, and named as its first module.
 
     Args:
         operators: With broadcasts and numbers; a stream has one reader.
@@ -88,9 +88,22 @@ def stacks(
     for number in sorted(whole - inside):
         throughs = [k for k in members[number] if isinstance(known[k], Through)]
         if len(throughs) > 1 or not set(throughs) <= set(endings):
-            region = Region(known[number].name, "auto", members[number], loops=False)
+            ordered = in_order(operators, readers, number)
+            name = next(o.name for o in ordered if isinstance(o, Through))
+            region = Region(name, "auto", members[number], loops=False)
             region.entries.append((number, 0))
             found.append(region)
+    return found
+
+
+def in_order(
+    operators: Sequence[AbstractOperator], readers: Mapping[Port, Port], first: int
+) -> list[AbstractOperator]:
+    """An operator, numbered from 1, and all behind it, each behind the one whose rows it gets."""
+    found = [operators[first - 1]]
+    for operator in found:  # grows meanwhile
+        ahead = [readers[operator.id, port][0] for port in range(operator.ways)]
+        found += [operators[number - 1] for number in ahead]
     return found
 
 
