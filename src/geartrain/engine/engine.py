@@ -335,8 +335,11 @@ class Engine:
         for node in nodes:
             if isinstance(node, (LossNode, ReadoutNode)):
                 found[node.id] = node.objective
-            elif isinstance(node, (LoopNode, StackNode)):
+            elif isinstance(node, LoopNode):
                 found |= {each.place.id: each for each in node.objectives}
+            elif isinstance(node, StackNode):
+                found |= {each.place.id: each for each in node.objectives}
+                found |= {each.id: each for each in node.outputs}
             elif isinstance(node, OutputNode):
                 found[node.id] = node
         return found
@@ -349,7 +352,8 @@ class Engine:
         for part in self.parts.values():
             part.begin()
         forget_copies()  # weights may have been written to in ways that torch does not count
-        outputs = [n for n in self.wiring.nodes.values() if isinstance(n, OutputNode)]
+        ends = self.ends(self.wiring.nodes.values()).values()
+        outputs = [end for end in ends if isinstance(end, OutputNode)]
         for output in outputs:
             output.collected = [] if collect else None
         targets = {t for o in self.wiring.operators.values() if isinstance(o, Losing)

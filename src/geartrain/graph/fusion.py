@@ -12,7 +12,8 @@ of its own, as does a loss that judges messages one at a time.
 
 Modules whose rows all go on to such modules, and in the end to losses, are a stack. They compute
 the same rows, so one firing makes all of it, there and back. A module is in one if its rows may
-come back apart: it looks into no bundle or memory, and keeps no graph of autograd's.
+come back apart: it looks into no bundle or memory, and keeps no graph of autograd's. Beside losses
+rows may be put out, or stop.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from geartrain.graph.ends import Losing
+from geartrain.graph.ends import Losing, Outputting, Stopping
 from geartrain.graph.operator import AbstractOperator, Port
 from geartrain.graph.operators import Copying
 from geartrain.graph.region import Region
@@ -87,7 +88,8 @@ def stacks(
     found = []
     for number in sorted(whole - inside):
         throughs = [k for k in members[number] if isinstance(known[k], Through)]
-        if len(throughs) > 1 or not set(throughs) <= set(endings):
+        losing = any(isinstance(known[k], Losing) for k in members[number])
+        if losing and (len(throughs) > 1 or not set(throughs) <= set(endings)):
             ordered = in_order(operators, readers, number)
             name = next(o.name for o in ordered if isinstance(o, Through))
             region = Region(name, "auto", members[number], loops=False)
@@ -108,10 +110,10 @@ def in_order(
 
 
 def _may_be_stacked(operator: AbstractOperator) -> bool:
-    if isinstance(operator, Losing):
+    if isinstance(operator, Losing | Outputting):
         return not operator.alone
     if not isinstance(operator, Through):
-        return isinstance(operator, Copying)
+        return isinstance(operator, Copying | Stopping)
     call, plain = operator.call, operator.use is None and operator.memory is None
     apart = not (call.inside or call.pool or call.alone)
     return plain and apart and operator.keep in ("auto", "activations")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from geartrain.frames.precision import Precision
-from geartrain.graph.ends import Losing
+from geartrain.graph.ends import Losing, Outputting
 from geartrain.graph.operator import AbstractOperator
 from geartrain.graph.through import Through
-from geartrain.nodes.loss import Objective
+from geartrain.nodes.loss import Objective, OutputNode
 from geartrain.nodes.node import Place
 from geartrain.nodes.stack import Layer, StackNode
 from geartrain.nodes.weights import AbstractWeights
@@ -33,6 +33,7 @@ def make_stack(
     values: dict[int, int] = {}  # by operator, the number of what it makes
     layers: list[Layer] = []
     judged: list[tuple[Objective, int]] = []
+    put_out: list[tuple[OutputNode, int]] = []
     for operator in members:
         source = values.get(operator.sources[0][0][0].id, 0)
         its = places[operator.id]
@@ -43,6 +44,8 @@ def make_stack(
             values[operator.id] = len(layers)
         elif isinstance(operator, Losing):
             judged.append((operator.objective(its), source))
+        elif isinstance(operator, Outputting):
+            put_out.append((operator.make(its, None), source))
         else:
             values[operator.id] = source
-    return StackNode(place, layers, judged)
+    return StackNode(place, layers, judged, put_out)

@@ -252,7 +252,7 @@ class _Wires:
         ((first, _),) = region.entries
         members = in_order(self._operators, self._readers, first)
         self._stacks[first], numbers = members, []
-        for k in range(self._how_many[first]):
+        for k in range(max(self._how_many[number] for number in region.operators)):
             number = self._number(first, k)
             place = self._place(number, region.name, k)
             throughs = {

@@ -38,7 +38,7 @@ from geartrain.nodes.call import Call, read_columns, require_rows, unsettled
 from geartrain.nodes.choice import AbstractChoice
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractKernel
-from geartrain.nodes.loss import Objective
+from geartrain.nodes.loss import Objective, OutputNode
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.readout import grain_of
 from geartrain.nodes.unrecorded import Unrecorded
@@ -99,17 +99,24 @@ class StackNode(AbstractNode):
         place: Number, name, frames.
         layers: Each behind the one whose value it is given.
         losses: With the number of the value that each of them judges.
+        outputs: With the number of the value that each of them puts out.
 
     Attributes:
         objectives: What its losses compute.
+        outputs: What collects values of it.
     """
 
     def __init__(
-        self, place: Place, layers: Sequence[Layer], losses: Sequence[tuple[Objective, int]]
+        self,
+        place: Place,
+        layers: Sequence[Layer],
+        losses: Sequence[tuple[Objective, int]],
+        outputs: Sequence[tuple[OutputNode, int]] = (),
     ) -> None:
         super().__init__(place)
         self.objectives = [objective for objective, _ in losses]
-        self._layers, self._losses = layers, losses
+        self.outputs = [output for output, _ in outputs]
+        self._layers, self._losses, self._outputs = layers, losses, outputs
         self._weights = {w.name: w for each in layers if (w := each.weights) is not None}
         self.loss_name = "', '".join(objective.name for objective, _ in losses)
         if len(self._weights) == 1:
@@ -133,6 +140,8 @@ class StackNode(AbstractNode):
             require_rows(layer.name, outputs, rows)
             values.append(outputs)
             left.append(residuals)
+        for output, source in self._outputs:
+            output.put_out(values[source], state, lengths)
         gradients: list[Gradient | None] = [None] * len(values)
         for objective, source in self._losses:
             judged = self._layers[source - 1] if source else None
