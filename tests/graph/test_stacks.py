@@ -98,13 +98,14 @@ def plain_heads(made: dict[str, nn.Module], x: Tensor, label: Tensor, weight: Te
 
 
 def coded(made: dict[str, nn.Module], graph: gt.Graph) -> None:
-    """Rows meet before; a value is judged, read in part, and made one of."""
+    """Rows meet before; a value is judged twice, read in part, and made one of."""
     x = graph.input("x")
     h = graph.merge(
         x.through(made["first"], name="first"), x.through(made["second"], name="second")
     )
     code = h.through(made["coder"], name="coder")
     code.loss(apart, name="code")
+    code.loss(lambda mean, spread: (mean * spread).sum(1), name="product")
     code.through(made["curved"], name="curved", take=1).loss(squared, name="spread")
     drawn = code.through(lambda mean, spread: mean * spread, name="drawn")
     drawn.through(made["scores"], name="scores").loss(gt.cross_entropy, "label", weight="weight")
@@ -116,7 +117,7 @@ def plain_coded(made: dict[str, nn.Module], x: Tensor, label: Tensor, weight: Te
         mean, spread = made["coder"](made[first](x))
         losses = made["scores"](mean * spread)
         losses = nn.functional.cross_entropy(losses, label, reduction="none") * weight
-        total = total + losses.sum() + apart(mean, spread).sum()
+        total = total + losses.sum() + apart(mean, spread).sum() + (mean * spread).sum()
         total = total + squared(made["curved"](spread)).sum()
     return total
 
@@ -314,10 +315,12 @@ def test_bundles_go_there_and_back_too():
     assert stacks_of(got.engine) and got.parts["first"].counting.rows == x.shape[0]
 
 
-def test_what_is_put_out_is_as_by_steps():
+@pytest.mark.parametrize("order", [Order(max_rows=4), Order("processes", 1)], ids=str)
+def test_what_is_put_out_is_as_by_steps(order):
     data, found = points(), []
     for run in ("auto", "steps"):
-        got = one_pass(graph_of("ends", modules(), run), data, train=False, collect=True)
+        graph = graph_of("ends", modules(), run)
+        got = one_pass(graph, data, order, train=False, collect=True)
         assert bool(stacks_of(got.engine)) == (run == "auto")
         found.append(got.collected)
     made = modules()
