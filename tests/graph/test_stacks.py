@@ -342,21 +342,26 @@ def test_nothing_is_kept_of_outputs_that_nobody_asks_for():
     assert [output.collected for output in node.outputs] == [None] * 3
 
 
-def test_a_module_whose_rows_stop_does_not_step():
-    """It is counted as by steps: its instances are answered, without a gradient."""
+@pytest.mark.parametrize("every", [4, 16])
+def test_a_module_whose_rows_stop_does_not_step(every):
+    """It is counted as by steps: its messages are answered, without a gradient."""
     found = []
     for run in ("auto", "steps"):
         made, graph = modules(), gt.Graph(run=run)
         h = graph.input("x").through(made["first"], name="first")
         h.through(made["second"], name="second").stop()
         h.loss(squared)
-        rules = gt.Rules(update_every=gt.Instances(4))
-        engine = Engine(graph, make_parts(graph, rules), Order().settings())
-        data = [replace(each, value={}) for each in points(8)]
-        got = one_pass(graph, data, Order(max_active=4), engine=engine)
+        rules = gt.Rules(update_every=gt.Instances(every))
+        engine = Engine(graph, make_parts(graph, rules), Order(max_active=4).settings())
+        got = one_pass(graph, [replace(each, value={}) for each in points(11)], engine=engine)
         assert bool(stacks_of(engine)) == (run == "auto")
-        found.append({name: (p.version, p.counting.rows) for name, p in got.parts.items()})
-    assert found[0] == found[1] and found[0]["second"][0] == 0 < found[0]["first"][0]
+        counted = {name: part.counting for name, part in got.parts.items()}
+        found.append({n: (c.instances, c.messages, c.rows) for n, c in counted.items()})
+        versions = {name: part.version for name, part in got.parts.items()}
+        assert versions == {"first": 11 // every, "second": 0}
+    assert found[0] == found[1]
+    left = 11 % every
+    assert found[0] == {"first": (left, left, left), "second": (left, left, 0)}
 
 
 def test_what_nobody_judges_is_no_stack():
@@ -364,6 +369,15 @@ def test_what_nobody_judges_is_no_stack():
     h = graph.input("x").through(modules()["first"], name="first")
     h.through(torch.tanh, name="curve").output()
     assert "one firing" not in str(graph)
+
+
+def test_what_is_put_out_one_message_at_a_time_is_a_node():
+    for alone in (False, True):
+        graph = gt.Graph()
+        h = graph.input("x").through(modules()["first"], name="first")
+        h.output(alone=alone)
+        h.loss(squared)
+        assert ("one firing" in str(graph)) != alone
 
 
 @pytest.mark.parametrize("copies", [1, 2])
