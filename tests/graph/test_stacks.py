@@ -315,7 +315,9 @@ def test_bundles_go_there_and_back_too():
     assert stacks_of(got.engine) and got.parts["first"].counting.rows == x.shape[0]
 
 
-@pytest.mark.parametrize("order", [Order(max_rows=4), Order("processes", 1)], ids=str)
+@pytest.mark.parametrize(
+    "order", [Order(max_rows=4), pytest.param(Order("processes", 1), marks=pytest.mark.slow)]
+)
 def test_what_is_put_out_is_as_by_steps(order):
     data, found = points(), []
     for run in ("auto", "steps"):
