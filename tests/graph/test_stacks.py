@@ -18,6 +18,7 @@ from geartrain.engine.parts import make_parts
 from geartrain.engine.worker import Firing
 from geartrain.errors import DataError, WorkerError
 from geartrain.graph.wiring import Owner, wire
+from geartrain.nodes.loss import Objective
 from geartrain.nodes.stack import StackNode
 from tests.rigs.passes import (
     ORDERS,
@@ -192,7 +193,9 @@ def test_gradients_and_losses_are_those_of_plain_torch(name, order):
 def test_one_node_does_the_work_of_all_of_them(name):
     engine = accumulate(graph_of(name, modules()), points()).engine
     assert {node.name for node in engine.wiring.nodes.values()} == PROGRAMS[name][2]
-    assert set(engine.losses) == {o for node in stacks_of(engine) for o in node.objectives}
+    assert set(engine.losses) == {
+        end for node in stacks_of(engine) for end in node.ends if isinstance(end, Objective)
+    }
     steps = accumulate(graph_of(name, modules(), "steps"), points()).engine
     assert not stacks_of(steps) and len(steps.losses) == len(engine.losses)
 
@@ -341,7 +344,7 @@ def test_what_is_put_out_is_as_by_steps(order):
 def test_nothing_is_kept_of_outputs_that_nobody_asks_for():
     got = accumulate(graph_of("ends", modules()), points())
     (node,) = stacks_of(got.engine)
-    assert [output.collected for output in node.outputs] == [None] * 3
+    assert [end.collected for end in node.ends] == [None] * 4
 
 
 @pytest.mark.parametrize("every", [4, 16])

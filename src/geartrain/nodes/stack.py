@@ -102,8 +102,7 @@ class StackNode(AbstractNode):
         outputs: With the number of the value that each of them puts out.
 
     Attributes:
-        objectives: What its losses compute.
-        outputs: What collects values of it.
+        ends: What its losses compute, and what collects values of it.
     """
 
     def __init__(
@@ -114,8 +113,8 @@ class StackNode(AbstractNode):
         outputs: Sequence[tuple[OutputNode, int]] = (),
     ) -> None:
         super().__init__(place)
-        self.objectives = [objective for objective, _ in losses]
-        self.outputs = [output for output, _ in outputs]
+        self.ends: list[Objective | OutputNode] = [objective for objective, _ in losses]
+        self.ends += [output for output, _ in outputs]
         self._layers, self._losses, self._outputs = layers, losses, outputs
         self._weights = {w.name: w for each in layers if (w := each.weights) is not None}
         self.loss_name = "', '".join(objective.name for objective, _ in losses)
@@ -254,7 +253,7 @@ class StackNode(AbstractNode):
         Raises:
             NonFiniteError: A loss was NaN or infinite.
         """
-        for objective in self.objectives:
+        for objective, _ in self._losses:
             objective.sums.check_finite()
 
 
