@@ -185,8 +185,7 @@ def test_losses_stay_nodes_where_they_are_placed_or_judge_one_at_a_time():
     ],
 )
 def test_each_operator_is_a_node_where_workers_or_parts_want_it(settings):
-    found = names(program(modules()), **settings)
-    assert found & {"readout", "where yes broadcast"}  # or what goes to the losses, in one node
+    assert "readout" in names(program(modules()), **settings)
 
 
 def test_a_loop_by_steps_takes_nothing_with_it():

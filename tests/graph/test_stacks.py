@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from geartrain.engine.engine import Engine
 from geartrain.engine.parts import make_parts
 from geartrain.engine.worker import Firing
 from geartrain.errors import DataError, WorkerError
+from geartrain.graph.wiring import Owner, wire
+from geartrain.nodes.loss import Objective
 from geartrain.nodes.stack import StackNode
 from tests.rigs.passes import (
     ORDERS,
@@ -96,13 +99,14 @@ def plain_heads(made: dict[str, nn.Module], x: Tensor, label: Tensor, weight: Te
 
 
 def coded(made: dict[str, nn.Module], graph: gt.Graph) -> None:
-    """Rows meet before; a value is judged, read in part, and made one of."""
+    """Rows meet before; a value is judged twice, read in part, and made one of."""
     x = graph.input("x")
     h = graph.merge(
         x.through(made["first"], name="first"), x.through(made["second"], name="second")
     )
     code = h.through(made["coder"], name="coder")
     code.loss(apart, name="code")
+    code.loss(lambda mean, spread: (mean * spread).sum(1), name="product")
     code.through(made["curved"], name="curved", take=1).loss(squared, name="spread")
     drawn = code.through(lambda mean, spread: mean * spread, name="drawn")
     drawn.through(made["scores"], name="scores").loss(gt.cross_entropy, "label", weight="weight")
@@ -114,15 +118,34 @@ def plain_coded(made: dict[str, nn.Module], x: Tensor, label: Tensor, weight: Te
         mean, spread = made["coder"](made[first](x))
         losses = made["scores"](mean * spread)
         losses = nn.functional.cross_entropy(losses, label, reduction="none") * weight
-        total = total + losses.sum() + apart(mean, spread).sum()
+        total = total + losses.sum() + apart(mean, spread).sum() + (mean * spread).sum()
         total = total + squared(made["curved"](spread)).sum()
     return total
+
+
+def ends(made: dict[str, nn.Module], graph: gt.Graph) -> None:
+    """Rows are put out where they are judged too, from between, and in part; others stop."""
+    h = graph.input("x").through(made["first"], name="first")
+    h.output("hidden")
+    code = h.through(made["coder"], name="coder")
+    code.output("spread", take=1)
+    code.through(lambda mean, spread: mean.exp() + spread, name="grown").stop()
+    scores = code.through(lambda mean, spread: mean, name="mean")
+    scores = scores.through(made["scores"], name="scores")
+    scores.loss(gt.cross_entropy, "label", weight="weight")
+    scores.output("scores out")
+
+
+def plain_ends(made: dict[str, nn.Module], x: Tensor, label: Tensor, weight: Tensor) -> Tensor:
+    h = made["scores"](made["coder"](made["first"](x))[0])
+    return (nn.functional.cross_entropy(h, label, reduction="none") * weight).sum()
 
 
 Build = Callable[[dict[str, nn.Module], gt.Graph], None]
 PROGRAMS: dict[str, tuple[Build, Callable[..., Tensor], set[str]]] = {
     "chain": (chain, plain_chain, {"first"}),
     "heads": (heads, plain_heads, {"first"}),
+    "ends": (ends, plain_ends, {"first"}),
     "coded": (coded, plain_coded, {"first", "second", "x broadcast", "coder"}),
 }
 """What is built, the same in plain PyTorch, and the nodes that there are."""
@@ -170,7 +193,9 @@ def test_gradients_and_losses_are_those_of_plain_torch(name, order):
 def test_one_node_does_the_work_of_all_of_them(name):
     engine = accumulate(graph_of(name, modules()), points()).engine
     assert {node.name for node in engine.wiring.nodes.values()} == PROGRAMS[name][2]
-    assert set(engine.losses) == {o for node in stacks_of(engine) for o in node.objectives}
+    assert set(engine.losses) == {
+        end for node in stacks_of(engine) for end in node.ends if isinstance(end, Objective)
+    }
     steps = accumulate(graph_of(name, modules(), "steps"), points()).engine
     assert not stacks_of(steps) and len(steps.losses) == len(engine.losses)
 
@@ -209,7 +234,7 @@ def assert_same_training(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("in_flight", [1, 4, 16])
-@pytest.mark.parametrize("name", ["chain", "heads"])
+@pytest.mark.parametrize("name", ["chain", "heads", "ends"])
 def test_training_is_as_by_steps(name, in_flight):
     """Up to four updates at once are of one version by steps too, and told apart."""
     watch = Counted()
@@ -291,6 +316,85 @@ def test_bundles_go_there_and_back_too():
     want = squared(made["curved"](made["first"](x))).sum()
     assert_same_gradients(got.gradients, autograd(want, made))
     assert stacks_of(got.engine) and got.parts["first"].counting.rows == x.shape[0]
+
+
+@pytest.mark.parametrize(
+    "order", [Order(max_rows=4), pytest.param(Order("processes", 1), marks=pytest.mark.slow)]
+)
+def test_what_is_put_out_is_as_by_steps(order):
+    data, found = points(), []
+    for run in ("auto", "steps"):
+        graph = graph_of("ends", modules(), run)
+        got = one_pass(graph, data, order, train=False, collect=True)
+        assert bool(stacks_of(got.engine)) == (run == "auto")
+        found.append(got.collected)
+    made = modules()
+    h = made["first"](torch.cat([each.inputs["x"] for each in data]))
+    mean, spread = made["coder"](h)
+    want = {"hidden": h, "spread": spread, "scores out": made["scores"](mean)}
+    for collected in found:
+        assert set(collected) == set(want)
+        for name, rows in want.items():
+            serials = np.concatenate([each[0] for each in collected[name]])
+            (put_out,) = zip(*[each[-1] for each in collected[name]], strict=True)
+            assert sorted(serials) == list(range(len(data)))
+            torch.testing.assert_close(torch.cat(put_out), rows[serials])
+
+
+def test_nothing_is_kept_of_outputs_that_nobody_asks_for():
+    got = accumulate(graph_of("ends", modules()), points())
+    (node,) = stacks_of(got.engine)
+    assert [end.collected for end in node.ends] == [None] * 4
+
+
+@pytest.mark.parametrize("every", [4, 16])
+def test_a_module_whose_rows_stop_does_not_step(every):
+    """It is counted as by steps: its messages are answered, without a gradient."""
+    found = []
+    for run in ("auto", "steps"):
+        made, graph = modules(), gt.Graph(run=run)
+        h = graph.input("x").through(made["first"], name="first")
+        h.through(made["second"], name="second").stop()
+        h.loss(squared)
+        rules = gt.Rules(update_every=gt.Instances(every))
+        engine = Engine(graph, make_parts(graph, rules), Order(max_active=4).settings())
+        got = one_pass(graph, [replace(each, value={}) for each in points(11)], engine=engine)
+        assert bool(stacks_of(engine)) == (run == "auto")
+        counted = {name: part.counting for name, part in got.parts.items()}
+        found.append({n: (c.instances, c.messages, c.rows) for n, c in counted.items()})
+        versions = {name: part.version for name, part in got.parts.items()}
+        assert versions == {"first": 11 // every, "second": 0}
+    assert found[0] == found[1]
+    left = 11 % every
+    assert found[0] == {"first": (left, left, left), "second": (left, left, 0)}
+
+
+def test_what_nobody_judges_is_no_stack():
+    graph = gt.Graph()
+    h = graph.input("x").through(modules()["first"], name="first")
+    h.through(torch.tanh, name="curve").output()
+    assert "one firing" not in str(graph)
+
+
+def test_what_is_put_out_one_message_at_a_time_is_a_node():
+    for alone in (False, True):
+        graph = gt.Graph()
+        h = graph.input("x").through(modules()["first"], name="first")
+        h.output(alone=alone)
+        h.loss(squared)
+        assert ("one firing" in str(graph)) != alone
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_it_is_named_as_its_first_module(copies):
+    """What feeds it may be a broadcast, which says nothing to whoever reads figures by node."""
+    made, graph = modules(), gt.Graph()
+    x = graph.input("x")
+    x.through(made["second"], name="second").loss(squared, name="size")
+    x.through(made["first"], name="first").through(torch.tanh).loss(squared, name="own")
+    wiring = wire(graph, lambda through: [Owner(through.function, None)] * copies)
+    assert [node.name for node in wiring.nodes.values()] == ["second", "second#1"][:copies]
+    assert "'second' runs with " in str(graph)
 
 
 def test_an_evaluation_measures_the_same():

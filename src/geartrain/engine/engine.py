@@ -336,7 +336,7 @@ class Engine:
             if isinstance(node, (LossNode, ReadoutNode)):
                 found[node.id] = node.objective
             elif isinstance(node, (LoopNode, StackNode)):
-                found |= {each.place.id: each for each in node.objectives}
+                found |= {each.place.id: each for each in node.ends}
             elif isinstance(node, OutputNode):
                 found[node.id] = node
         return found
@@ -349,15 +349,15 @@ class Engine:
         for part in self.parts.values():
             part.begin()
         forget_copies()  # weights may have been written to in ways that torch does not count
-        outputs = [n for n in self.wiring.nodes.values() if isinstance(n, OutputNode)]
-        for output in outputs:
-            output.collected = [] if collect else None
+        ends = [*self.ends(self.wiring.nodes.values()).values()]
+        outputs = [end for end in ends if isinstance(end, OutputNode)]
+        for end in ends:
+            end.collected = [] if collect and (not outputs or end in outputs) else None
         targets = {t for o in self.wiring.operators.values() if isinstance(o, Losing)
                    for t in (o.target, o.weight) if isinstance(t, str)}  # fmt: skip
         self.wiring.arena.optional = frozenset() if judge else frozenset(targets)
-        for loss in self.losses:
+        for loss in (end for end in ends if isinstance(end, Objective)):
             loss.judge = judge
-            loss.collected = [] if collect and not outputs else None
             loss.sums.forget()
         trained = self.controller.trained
         first = partial(self.controller.assignment.first_turn, trained=trained)

@@ -106,7 +106,7 @@ def _regions(
         lines.append(f"  on one worker, with updates of instances, {whose} {takes}")
     taken = {number for r in (*regions, *reaches) if r.whole for number in r.operators}
     for stack in layout.stacks(endings, (), taken):
-        told = ", ".join(names[k] for k in sorted(stack.operators - {stack.entries[0][0]}))
+        told = ", ".join(names[k] for k in sorted(stack.operators) if names[k] != stack.name)
         lines.append(
             f"  on one worker, with updates of instances, '{stack.name}' runs with {told}, there "
             "and back in one firing"

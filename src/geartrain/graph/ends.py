@@ -147,7 +147,7 @@ class Outputting(AbstractOperator):
             )
         return []
 
-    def make(self, place: Place, weights: AbstractWeights | None) -> Made:
+    def make(self, place: Place, weights: AbstractWeights | None) -> OutputNode:
         return OutputNode(place, self.take, self.alone)
 
 

@@ -12,7 +12,8 @@ of its own, as does a loss that judges messages one at a time.
 
 Modules whose rows all go on to such modules, and in the end to losses, are a stack. They compute
 the same rows, so one firing makes all of it, there and back. A module is in one if its rows may
-come back apart: it looks into no bundle or memory, and keeps no graph of autograd's.
+come back apart: it looks into no bundle or memory, and keeps no graph of autograd's. Beside losses
+rows may be put out, or stop.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from geartrain.graph.ends import Losing
+from geartrain.graph.ends import Losing, Outputting, Stopping
 from geartrain.graph.operator import AbstractOperator, Port
 from geartrain.graph.operators import Copying
 from geartrain.graph.region import Region
@@ -56,7 +57,7 @@ def stacks(
     apart: Collection[str] = (),
     taken: Collection[int] = (),
 ) -> list[Region]:
-    """The stacks of a graph, each as large as it can be.
+    """The stacks of a graph, each as large as it can be, and named as its first module.
 
     Args:
         operators: With broadcasts and numbers; a stream has one reader.
@@ -87,18 +88,32 @@ def stacks(
     found = []
     for number in sorted(whole - inside):
         throughs = [k for k in members[number] if isinstance(known[k], Through)]
-        if len(throughs) > 1 or not set(throughs) <= set(endings):
-            region = Region(known[number].name, "auto", members[number], loops=False)
+        losing = any(isinstance(known[k], Losing) for k in members[number])
+        if losing and (len(throughs) > 1 or not set(throughs) <= set(endings)):
+            ordered = in_order(operators, readers, number)
+            name = next(o.name for o in ordered if isinstance(o, Through))
+            region = Region(name, "auto", members[number], loops=False)
             region.entries.append((number, 0))
             found.append(region)
     return found
 
 
+def in_order(
+    operators: Sequence[AbstractOperator], readers: Mapping[Port, Port], first: int
+) -> list[AbstractOperator]:
+    """An operator, numbered from 1, and all behind it, each behind the one whose rows it gets."""
+    found = [operators[first - 1]]
+    for operator in found:  # grows meanwhile
+        ahead = [readers[operator.id, port][0] for port in range(operator.ways)]
+        found += [operators[number - 1] for number in ahead]
+    return found
+
+
 def _may_be_stacked(operator: AbstractOperator) -> bool:
-    if isinstance(operator, Losing):
+    if isinstance(operator, Losing | Outputting):
         return not operator.alone
     if not isinstance(operator, Through):
-        return isinstance(operator, Copying)
+        return isinstance(operator, Copying | Stopping)
     call, plain = operator.call, operator.use is None and operator.memory is None
     apart = not (call.inside or call.pool or call.alone)
     return plain and apart and operator.keep in ("auto", "activations")

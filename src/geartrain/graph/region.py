@@ -35,7 +35,7 @@ class Region:
 
     Args:
         name: Of the first of its ``graph.loop``; of a section, that of its first operator with
-            ``section`` behind it.
+            ``section`` behind it; of a stack, that of its first module.
         run: As it was asked for, or the default.
         said: Whether it was asked for.
         operators: Numbers of those in it, without merges.

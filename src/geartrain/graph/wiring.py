@@ -13,12 +13,12 @@ from geartrain.frames.precision import Precision
 from geartrain.graph.admission import Admission
 from geartrain.graph.blueprint import AbstractGraph
 from geartrain.graph.ends import Losing
-from geartrain.graph.fusion import fused
+from geartrain.graph.fusion import fused, in_order
 from geartrain.graph.looping import Looping, door_name, make_loop, memories_of
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Made, Port
 from geartrain.graph.region import Refusal, Region
-from geartrain.graph.stacking import in_order, make_stack
+from geartrain.graph.stacking import make_stack
 from geartrain.graph.through import Through
 from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.held import Held
@@ -252,16 +252,19 @@ class _Wires:
         ((first, _),) = region.entries
         members = in_order(self._operators, self._readers, first)
         self._stacks[first], numbers = members, []
-        for k in range(self._how_many[first]):
+        for k in range(max(self._how_many[number] for number in region.operators)):
             number = self._number(first, k)
-            place = self._place(number, members[0].name, k)
+            place = self._place(number, region.name, k)
             throughs = {
                 o.id: (o.with_function(self._owned[o.id][k].function), self._owned[o.id][k].weights)
                 for o in members
                 if isinstance(o, Through)
             }
-            losses = {o.id: self._number(o.id, k) for o in members if isinstance(o, Losing)}
-            self._nodes[number] = make_stack(members, place, throughs, losses, self._precision)
+            places = {
+                o.id: self._place(number if o.ways else self._number(o.id, k), o.name, k)
+                for o in members
+            }
+            self._nodes[number] = make_stack(members, place, throughs, places, self._precision)
             self._operator_of[number] = first
             numbers.append(number)
         self._copies[first] = tuple(numbers)

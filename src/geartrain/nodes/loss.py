@@ -334,15 +334,18 @@ class OutputNode(AbstractNode):
         self.collected: list[Collected] | None = None
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
-        origin = join_origins(batches)
         if self.collected is not None:
             came = join_payload(batches, self.place.device_for(batches))
+            self.put_out(came, join_states(batches), join_lengths(batches))
+        return Emission(backward=[Backward(join_origins(batches), None)])
+
+    def put_out(self, came: Payload, state: IntArray, lengths: IntArray | None) -> None:
+        """Collect rows, if a prediction asks for them."""
+        if self.collected is not None:
             payload = tuple(map(widened, came))
             if self._take is not None:
                 payload = (payload[self._take],)
-            row = collect(self.place, join_states(batches), join_lengths(batches), payload)
-            self.collected.append(row)
-        return Emission(backward=[Backward(origin, None)])
+            self.collected.append(collect(self.place, state, lengths, payload))
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         raise AssertionError(f"'{self.name}' sends nothing, so nothing can come back")

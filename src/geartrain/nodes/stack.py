@@ -38,7 +38,7 @@ from geartrain.nodes.call import Call, read_columns, require_rows, unsettled
 from geartrain.nodes.choice import AbstractChoice
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractKernel
-from geartrain.nodes.loss import Objective
+from geartrain.nodes.loss import Objective, OutputNode
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.readout import grain_of
 from geartrain.nodes.unrecorded import Unrecorded
@@ -99,17 +99,23 @@ class StackNode(AbstractNode):
         place: Number, name, frames.
         layers: Each behind the one whose value it is given.
         losses: With the number of the value that each of them judges.
+        outputs: With the number of the value that each of them puts out.
 
     Attributes:
-        objectives: What its losses compute.
+        ends: What its losses compute, and what collects values of it.
     """
 
     def __init__(
-        self, place: Place, layers: Sequence[Layer], losses: Sequence[tuple[Objective, int]]
+        self,
+        place: Place,
+        layers: Sequence[Layer],
+        losses: Sequence[tuple[Objective, int]],
+        outputs: Sequence[tuple[OutputNode, int]] = (),
     ) -> None:
         super().__init__(place)
-        self.objectives = [objective for objective, _ in losses]
-        self._layers, self._losses = layers, losses
+        self.ends: list[Objective | OutputNode] = [objective for objective, _ in losses]
+        self.ends += [output for output, _ in outputs]
+        self._layers, self._losses, self._outputs = layers, losses, outputs
         self._weights = {w.name: w for each in layers if (w := each.weights) is not None}
         self.loss_name = "', '".join(objective.name for objective, _ in losses)
         if len(self._weights) == 1:
@@ -133,6 +139,8 @@ class StackNode(AbstractNode):
             require_rows(layer.name, outputs, rows)
             values.append(outputs)
             left.append(residuals)
+        for output, source in self._outputs:
+            output.put_out(values[source], state, lengths)
         gradients: list[Gradient | None] = [None] * len(values)
         for objective, source in self._losses:
             judged = self._layers[source - 1] if source else None
@@ -245,7 +253,7 @@ class StackNode(AbstractNode):
         Raises:
             NonFiniteError: A loss was NaN or infinite.
         """
-        for objective in self.objectives:
+        for objective, _ in self._losses:
             objective.sums.check_finite()
 
 

@@ -152,7 +152,7 @@ class LoopNode(AbstractNode):
         return tuple(self._weights)
 
     @property
-    def objectives(self) -> list[Objective]:
+    def ends(self) -> list[Objective]:
         """What its losses compute."""
         return [each.objective for each in self._losses]
 
