@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -86,9 +86,6 @@ class _Call(NamedTuple):
         torch.autograd.graph.increment_version(self.step.weights)
 
 
-_Joint: TypeAlias = dict[tuple[int, ...], tuple[Sequence[WeightsStep], WeightsStep]]
-
-
 @final
 class StepsTogether:
     """Steps of some parts of a worker.
@@ -99,8 +96,6 @@ class StepsTogether:
 
     def __init__(self, parts: Iterable[AbstractPart] = ()) -> None:
         self.parts = [*parts]
-        # Of the last calls, by the identities of steps, these steps and what takes them all.
-        self._joint: _Joint = {}
 
     def step_if_due(self, progress: int) -> list[StepTaken]:
         """Take the steps that are due.
@@ -163,22 +158,20 @@ class StepsTogether:
                 jobs.setdefault(alike, []).append(_ToldUpdate(each, job, factor))
         for told in chain.from_iterable(jobs.values()):
             told.update.part.about_to_move()  # weights may lie elsewhere then
-        before, self._joint = self._joint, {}
-        calls = [self._call(its, before) for its in jobs.values()]
+        calls = [_call(its) for its in jobs.values()]
         return [call for call in calls if call is not None]
 
-    def _call(self, jobs: Sequence[_ToldUpdate], before: _Joint) -> _Call | None:
-        """That of steps with the same settings; None: it is not for C."""
-        steps = [job.step() for _, job, _ in jobs]
-        key = tuple(map(id, steps))
-        joint = before.get(key) or (steps, steps[0].and_others(steps[1:]))
-        self._joint[key], (_, step) = joint, joint
-        gradients = [*chain.from_iterable(job.gradients for _, job, _ in jobs)]
-        if not step.suits(gradients):
-            return None
-        factors = [factor for _, job, factor in jobs for _ in job.gradients]
-        updates = [each for each, *_ in jobs]
-        return _Call(step, updates, gradients, factors, jobs[0].job.settings)
+
+def _call(jobs: Sequence[_ToldUpdate]) -> _Call | None:
+    """That of steps with the same settings; None: it is not for C."""
+    first, *others = [job.step() for _, job, _ in jobs]
+    step = first.and_others(others)
+    gradients = [*chain.from_iterable(job.gradients for _, job, _ in jobs)]
+    if not step.suits(gradients):
+        return None
+    factors = [factor for _, job, factor in jobs for _ in job.gradients]
+    updates = [each for each, *_ in jobs]
+    return _Call(step, updates, gradients, factors, jobs[0].job.settings)
 
 
 def _norm(update: _Ended, job: StepJob | None) -> float:
