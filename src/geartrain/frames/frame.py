@@ -344,11 +344,11 @@ class View:
         at = schema.state.get(name)
         if at is not None:
             if at == VERTEX:
-                return state[VERTEX] - arena.base.take(state[INSTANCE])
+                return state[VERTEX] - arena.base[state[INSTANCE]]
             if name == "edge":
-                return state[at] - arena.edge_base.take(state[INSTANCE])
+                return state[at] - arena.edge_base[state[INSTANCE]]
             if at == INSTANCE:
-                return arena.serial.take(state[INSTANCE])
+                return arena.serial[state[INSTANCE]]
             return state[at]
         if name in schema.vertex:
             if self._nowhere is not None:
@@ -367,7 +367,7 @@ class View:
         if name in schema.value:
             return arena.values[name].take(state[INSTANCE], 0)
         if name == "size":
-            return arena.size.take(state[INSTANCE])
+            return arena.size[state[INSTANCE]]
         raise AttributeError(f"rows have no '{name}'; they have {schema.names()}")
 
     @property
