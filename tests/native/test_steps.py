@@ -101,3 +101,20 @@ def test_a_step_of_adam_with_factors_is_that_of_gradients_multiplied_before(
         found.append([*mine, *its, *m, *v])
     assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
     assert not torch.equal(found[0][0], weights[0])
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_joint_steps_are_found_once_and_anew_where_others_come() -> None:
+    def one() -> AdamStep:
+        w, m, v = torch.zeros(3, 4), torch.zeros(3, 4), torch.zeros(3, 4)
+        return AdamStep(AdamTensors([w], [m], [v], [torch.zeros(())]))
+
+    a, b, c = one(), one(), one()
+    joint = a.and_others([b])
+    assert a.and_others([b]) is joint
+    assert joint.and_others([c]) is not joint  # it remembers none of what it was made of
+    for others in ([c], [b, c], [c, b], [b]):
+        found = a.and_others(others)
+        wanted = [a.weights[0], *(other.weights[0] for other in others)]
+        assert all(x is y for x, y in zip(found.weights, wanted, strict=True))
+    assert a.and_others([b]) is not joint  # of the last ones alone

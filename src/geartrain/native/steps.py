@@ -91,13 +91,19 @@ class AbstractWeightsStep:
         for place, kind in zip(self.lying, some, strict=False):
             self._told[place :: self.words] = islice(lie, len(kind))
         self._told[self.words - 1 :: self.words] = self.entries
+        self._joint: tuple[Sequence[AbstractWeightsStep], Self | None] = (), None
 
     def and_others(self, others: Sequence[AbstractWeightsStep]) -> Self:
-        """Steps of these weights and of those of others of its class and dtype, in one call."""
+        """Steps of these weights and of those of others of its class and dtype, in one call; it is
+        remembered for as long as the same ones are asked for."""
         if not others:
             return self
+        known, joint = self._joint
+        if joint is not None and len(known) == len(others) and all(map(is_, known, others)):
+            return joint
         several: Sequence[AbstractWeightsStep] = (self, *others)
         found = copy(self)
+        self._joint, found._joint = (others, found), ((), None)
         for name in ("_all", "_lie", "_shapes", "_written", "_told", "entries"):
             setattr(found, name, [*chain.from_iterable(getattr(one, name) for one in several)])
         found._count = len(found._shapes)

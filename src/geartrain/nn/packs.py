@@ -121,7 +121,7 @@ class OperandPlaces:
         if before is None or self._thread != get_ident():
             return False
         self._look(operands, looks)
-        if any(looks[k] != before[k] for k in self._read):
+        if not before.items() <= looks.items():
             return False
         for number, copy, runs in self._copies:
             weight, at = matrix(operands[number]), 0

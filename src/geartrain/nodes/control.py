@@ -230,7 +230,7 @@ class Move(AbstractStep):
     def _absolute(self, batch: Forward, value: IntArray, kind: str) -> IntArray:
         value = np.array(value, np.int64)  # ours: checked is what is used
         bad, moved = self._inside(batch, value, kind)
-        if bad.any():
+        if np.count_nonzero(bad):
             arena, slots = self.place.arena, batch.state[INSTANCE]
             size = arena.size if kind == "vertex" else arena.edge_size
             i = int(np.flatnonzero(bad)[0])

@@ -156,6 +156,15 @@ class RowMemory:
         begin = (self._first + self.begins[k]) // block.dtype.itemsize + first * block.entries
         return typed.as_strided((n, *block.tail), block.strides, begin)
 
+    def write(self, k: int, first: int, n: int, x: Tensor) -> None:
+        """Let n rows of a tensor be those of x."""
+        block = self._blocks[k]
+        nbytes, as_here = n * block.row, x.dtype is block.dtype and x.is_contiguous()
+        if as_here and x.nbytes == nbytes:
+            ctypes.memmove(self.pointers[k] + first * block.row, x.data_ptr(), nbytes)
+        else:
+            self.view(k, first, n).copy_(x)
+
     def clear(self) -> None:
         """Let all of it be zeros."""
         ctypes.memset(self._memory.data_ptr() + self._first, 0, self._nbytes)

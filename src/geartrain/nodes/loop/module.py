@@ -151,8 +151,7 @@ class TurnModule:
         """Rows more, for which there is room, and the columns that it reads of them."""
         layout, n = self.layout, rows.numbers.size
         for i in layout.columns:
-            to = self.arena.view(layout.block["input", i], self.size, n)
-            to.copy_(columns[i - layout.payload])
+            self.arena.write(layout.block["input", i], self.size, n, columns[i - layout.payload])
         self.slots.append(rows.state[INSTANCE])
         self.size += n
 

@@ -255,7 +255,7 @@ class Planner:
         """Let these do what they can, once; whether any has."""
         moved = False
         for stage in stages:
-            if stage.sent and not self._is_to_come(stage):
+            if stage.sent and not (stage.collects and self._is_to_come(stage)):
                 stage.sent = False
                 for port, came in enumerate(stage.waiting):
                     if came:
@@ -265,8 +265,6 @@ class Planner:
 
     def _is_to_come(self, stage: AbstractStage) -> bool:
         """Whether rows wait at a module that sends more to what brings rows together."""
-        if not stage.collects:
-            return False
         return any(bool(call.waiting[0]) for call in self._senders[id(stage)])
 
     def _run(self, stage: AbstractStage, port: int, rows: RowNumbers, plan: LoopPlan) -> None:
