@@ -37,7 +37,7 @@ from geartrain.nodes.loop.columns import Detached, Picked, SideBySide, SomeColum
 from geartrain.nodes.loop.door import LoopDoor
 from geartrain.nodes.loop.judging import Judged
 from geartrain.nodes.loop.node import LoopNode
-from geartrain.nodes.loop.picking import known_picks
+from geartrain.nodes.loop.picking import count_arguments, known_picks
 from geartrain.nodes.loop.plan import AbstractStage, CallStage, StoreStage
 from geartrain.nodes.loop.planner import LoopEntry, Planner, StageOrder
 from geartrain.nodes.loop.stages import (
@@ -47,6 +47,7 @@ from geartrain.nodes.loop.stages import (
     HoldStage,
     JoinStage,
     PassStage,
+    SideStage,
     StepStage,
     UnbundleStage,
     UngroupStage,
@@ -164,6 +165,7 @@ class _Builder:
         self._inner: list[Inner] = []
         self._tapes = self._streams.tapes and not looping.region.deciders.parting
         self._looked: set[Stream] = set()  # streams that may lie where others do
+        self._sides: set[int] = set()  # picks of joined rows that are rows of one of their ports
 
     def nodes(self, door_place: Place) -> tuple[LoopDoor, LoopNode]:
         region, place = self._region, self._place
@@ -245,7 +247,7 @@ class _Builder:
             if maker is not None:
                 found = self._virtual(*maker)
             else:
-                found = self._past(root) or Stored(self._number())
+                found = self._past(root) or self._beside(root) or Stored(self._number())
             self._made[root] = found
         return found
 
@@ -255,12 +257,7 @@ class _Builder:
         if self._tapes or root in self._looked:
             return None
         self._looked.add(root)
-        streams = self._streams
-        makers, around = streams.makers(root), (*streams.ends(root), *streams.makers(root))
-        if streams.enters(root) or any(isinstance(o, Holding | Ungrouping) for o in around):
-            return None
-        if not all(isinstance(o, Through) and self._is_plain(o) for o in makers):
-            return None
+        makers = self._plain_makers(root)
         picks = [o for o in makers if o.id in self._picks]
         which = {tuple(self._picks[o.id]) for o in picks}
         sources = {self._streams.root(("in", o.id, 0)) for o in makers}
@@ -272,6 +269,48 @@ class _Builder:
         found = Picked(self._number(), source, some)
         self._own |= {("out", o.id, 0): found for o in picks}
         return found
+
+    def _plain_makers(self, root: Stream) -> Sequence[Through]:
+        """What makes the rows of a stream, where these are all modules that make a row of each row,
+        and nobody holds them; else nothing."""
+        streams = self._streams
+        makers, around = streams.makers(root), (*streams.ends(root), *streams.makers(root))
+        if streams.enters(root) or any(isinstance(o, Holding | Ungrouping) for o in around):
+            return ()
+        found = [o for o in makers if isinstance(o, Through) and self._is_plain(o)]
+        return found if len(found) == len(makers) else ()
+
+    def _beside(self, root: Stream) -> Stored | None:
+        """The value of a stream of which some rows are picked of joined ones, all of a port whose
+        rows modules make: they all lie where these do, and none is copied."""
+        makers = self._plain_makers(root)
+        picks = [o for o in makers if o.id in self._picks]
+        sides = {self._side(o) for o in picks}
+        side = sides.pop() if len(sides) == 1 else None
+        if self._tapes or side in (None, root) or len(picks) == len(makers):
+            return None
+        behind = self._plain_makers(side)
+        if not behind or any(o.id in self._picks for o in behind):
+            return None
+        found = self._value(side)
+        if not isinstance(found, Stored):
+            return None
+        self._sides |= {o.id for o in picks}
+        self._own |= {("out", o.id, 0): found for o in picks}
+        return found
+
+    def _side(self, pick: Through) -> Stream | None:
+        """The stream of a port of a join of which a pick takes all that there is, where each port
+        brings one tensor; None: it picks something else."""
+        maker, which = self._streams.maker(("in", pick.id, 0)), self._picks[pick.id]
+        if maker is None or not isinstance(maker[0], Joining) or maker[0].how != "tuple":
+            return None
+        joining, _ = maker
+        call = self._throughs[pick.id][0].call
+        arguments = None if call.take is not None else count_arguments(call.function)
+        if len(which) > 1 or arguments != len(joining.sources):
+            return None
+        return self._streams.root(("in", joining.id, which[0]))
 
     def _is_plain(self, operator: Through) -> bool:
         """Whether a module makes a row of each row, and reads nothing else."""
@@ -363,8 +402,12 @@ class _Builder:
 
     def _call(self, operator: Through, place: Place) -> AbstractStage:
         if operator.id in self._picks:
+            self._value(("out", operator.id, 0))
             self._virtual(operator, 0)
-            return PassStage(1)
+            if operator.id not in self._sides:
+                return PassStage(1)
+            joined = self._value(("in", operator.id, 0))
+            return SideStage(joined.number, self._picks[operator.id][0])
         through, weights = self._throughs[operator.id]
         reads, choice, twin = None, None, None
         kernel: AbstractKernel | AbstractMemoryKernel

@@ -49,6 +49,11 @@ def known_picks(function: Callable[..., Any]) -> tuple[int, ...] | None:
     return found if found and -1 not in found else None
 
 
+def count_arguments(function: Callable[..., Any]) -> int | None:
+    """How many tensors come to a function whose picks are known; None: it does not say."""
+    return function.__code__.co_argcount if isinstance(function, FunctionType) else None
+
+
 def may_pick(function: Callable[..., Any], weightless: bool) -> bool:
     """Whether it is worth trying: no module, which may draw random numbers or have hooks."""
     return weightless and not isinstance(function, nn.Module)

@@ -66,6 +66,26 @@ class PassStage(AbstractStage):
 
 
 @final
+class SideStage(AbstractStage):
+    """Joined rows become the rows of one port that they are made of.
+
+    Args:
+        value: Number of the joined value.
+        port: Which.
+    """
+
+    def __init__(self, value: int, port: int) -> None:
+        super().__init__()
+        self._value, self._port = value, port
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        sides = plan.numbers.sides(self._value, rows.numbers)
+        yield 0, RowNumbers(sides[self._port], rows.state)
+
+
+@final
 class HoldStage(AbstractStage):
     """Bundles are held where they lie: rows leave with their numbers in a column.
 
