@@ -126,7 +126,7 @@ def test_jobs_of_steps_have_the_words_that_c_reads(monkeypatch: pytest.MonkeyPat
     assert steps.scaled_(one(), 2.0)
     step = steps.AdamStep(steps.AdamTensors(one(), one(), one(), counts))
     step.take(one(), betas=(0.9, 0.99), **how)
-    assert steps.adagrad_step(one(), one(), one(), counts, rate_decay=0.0, **how)
+    steps.AdagradStep((one(), one(), counts)).take(one(), rate_decay=0.0, **how)
     structs = {"scale_all": "Entries", "adam": "AdamEntries", "adagrad": "AdagradEntries"}
     assert given == {name: 2 * 8 * len(fields(of)) for name, of in structs.items()}
     assert as_torch.AdamOfTorch.words == len(fields("AdamEntries"))

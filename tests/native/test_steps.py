@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
 
-from geartrain.native.steps import AdamStep, AdamTensors, adagrad_step, norm_of, scaled_
+from geartrain.native.steps import AdagradStep, AdamStep, AdamTensors, norm_of, scaled_
 
 
 @pytest.mark.usefixtures("needs_kernels")
@@ -47,9 +47,8 @@ NO_COUNTS = {
 def test_steps_with_a_count_that_is_not_one_float32_are_left_to_torch(step: torch.Tensor) -> None:
     w, g, m, v = (torch.full((3, 4), x) for x in (1.0, 0.5, 0.25, 0.125))
     before = [x.clone() for x in (w, m, v, step)]
-    adam = {"rate": 0.1, "eps": 1e-8, "weight_decay": 0.0, "maximize": False}
     assert not AdamStep(AdamTensors([w], [m], [v], [step])).suits([g])
-    assert not adagrad_step([w], [g], [v], [step], rate_decay=0.0, **adam)
+    assert not AdagradStep(([w], [v], [step])).suits([g])
     assert all(torch.equal(x, y) for x, y in zip((w, m, v, step), before, strict=True))
 
 
@@ -57,10 +56,9 @@ def test_steps_with_a_count_that_is_not_one_float32_are_left_to_torch(step: torc
 def test_steps_with_state_of_another_shape_are_left_to_torch(shape: tuple[int, ...]) -> None:
     w, g, step = torch.ones(3, 4), torch.ones(3, 4), torch.zeros(())
     good, bad = torch.zeros(3, 4), torch.zeros(shape)
-    adam = {"rate": 0.1, "eps": 1e-8, "weight_decay": 0.0, "maximize": False}
     for m, v in ((good, bad), (bad, good)):
         assert not AdamStep(AdamTensors([w], [m], [v], [step])).suits([g])
-    assert not adagrad_step([w], [g], [bad], [step], rate_decay=0.0, **adam)
+    assert not AdagradStep(([w], [bad], [step])).suits([g])
     assert torch.equal(w, torch.ones(3, 4)) and not step
 
 
@@ -71,6 +69,95 @@ def test_gradients_that_do_not_suit_a_step_of_adam_are_left_to_torch() -> None:
     assert step.suits([g])
     for bad in ([], [g, g], [g.double()], [g[:2]], [g.t().contiguous().t()], [g.to_sparse()]):
         assert not step.suits(bad)
+
+
+ADAGRAD: Final = {
+    "rate": 0.1,
+    "rate_decay": 0.01,
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "maximize": False,
+}
+
+
+def rows_of(
+    which: list[int], limit: int, width: int, dtype: torch.dtype, draw: torch.Generator
+) -> torch.Tensor:
+    """A gradient of rows as they came, each as often as it is named."""
+    values = torch.randn(len(which), width, generator=draw, dtype=dtype)
+    rows = torch.tensor([which], dtype=torch.int64)
+    return torch.sparse_coo_tensor(rows, values, (limit, width), check_invariants=False)
+
+
+@pytest.mark.usefixtures("needs_kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("times", [0, 1, 2, 40])
+def test_a_step_of_adagrad_adds_rows_up_in_their_order(dtype: torch.dtype, times: int) -> None:
+    """Bit by bit as if they came so, each row once; the gradient stays."""
+    draw = torch.Generator().manual_seed(0)
+    which = [int(x) for x in torch.randint(0, 1 << 40, (7 * times,), generator=draw) % 13]
+    g = rows_of(which, 13, 5, dtype, draw)
+    before = g._values().clone()
+    once: dict[int, torch.Tensor] = {}
+    for row, value in zip(which, before, strict=True):
+        once[row] = once[row] + value if row in once else value
+    added = rows_of([*once], 13, 5, dtype, draw)
+    added._values().copy_(torch.stack([*once.values()]) if once else added._values())
+    torch.testing.assert_close(added.to_dense(), g.to_dense())
+    start = torch.randn(13, 5, generator=draw, dtype=dtype)
+    found = []
+    for gradient in (g, added):
+        w, sums, step = start.clone(), torch.ones_like(start), torch.zeros(())
+        taken = AdagradStep(([w], [sums], [step]))
+        for _ in range(2):
+            assert taken.suits([gradient])
+            taken.take([gradient], **ADAGRAD)
+        assert step == 2
+        found.append((w, sums))
+    (w, sums), (expected, squares) = found
+    assert torch.equal(w, expected) and torch.equal(sums, squares)
+    assert torch.equal(w != start, (g.to_dense() != 0))
+    assert torch.equal(g._values(), before)
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_a_step_of_adagrad_takes_rows_and_what_is_dense_as_they_come() -> None:
+    draw = torch.Generator().manual_seed(0)
+    rows = rows_of([2, 0, 2], 4, 3, torch.float32, draw)
+    w, sums, step = torch.zeros(4, 3), torch.zeros(4, 3), torch.zeros(())
+    taken = AdagradStep(([w], [sums], [step]))
+    for gradient in (rows, rows.to_dense(), rows):
+        assert taken.suits([gradient])
+        taken.take([gradient], **ADAGRAD)
+    assert step == 3
+    torch.testing.assert_close(sums, 3 * rows.to_dense() ** 2)
+
+
+@pytest.mark.usefixtures("needs_kernels")
+@pytest.mark.parametrize("row", [-1, 4])
+def test_a_step_of_adagrad_refuses_rows_that_its_weight_does_not_have(row: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    dense, rows = torch.ones(2), rows_of([0, row, 0], 4, 3, torch.float32, draw)
+    both = [torch.zeros(2), torch.zeros(4, 3)]
+    taken = AdagradStep((both, [torch.zeros_like(x) for x in both], [torch.zeros(())] * 2))
+    with pytest.raises(IndexError, match=rf"rows \[0, {row}, 0\].*has 4"):
+        taken.take([dense, rows], **ADAGRAD)
+    assert not any(x.any() for x in both)
+
+
+def test_rows_that_do_not_suit_a_step_of_adagrad_are_left_to_torch() -> None:
+    draw = torch.Generator().manual_seed(0)
+    w = torch.zeros(4, 3)
+    step = AdagradStep(([w], [torch.zeros_like(w)], [torch.zeros(())]))
+    cells = torch.ones(4, 3).to_sparse()  # by both dimensions
+    double = rows_of([1], 4, 3, torch.float64, draw)
+    longer = rows_of([1], 5, 3, torch.float32, draw)
+    turned = torch.sparse_coo_tensor(
+        torch.tensor([[0, 1]]), torch.ones(3, 2).t(), (4, 3), check_invariants=False
+    )
+    for bad in (cells, double, longer, turned):
+        assert not step.suits([bad])
+    assert not step.suits([rows_of([1], 4, 3, torch.float32, draw)] * 2)
 
 
 @pytest.mark.usefixtures("needs_kernels")

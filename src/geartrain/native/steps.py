@@ -14,11 +14,13 @@ from operator import is_
 from struct import pack
 from typing import ClassVar, Final, NamedTuple, Self, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from geartrain.native import library
 from geartrain.native.library import Function
+from geartrain.native.rows import pointer
 
 
 def norm_of(tensors: Sequence[Tensor]) -> float | None:
@@ -181,58 +183,72 @@ _GRADIENT: Final = 1
 """The word of an entry that is the gradient."""
 
 
-def adagrad_step(
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    sums: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    *,
-    rate: float,
-    rate_decay: float,
-    eps: float,
-    weight_decay: float,
-    maximize: bool,
-) -> bool:
-    """One step of Adagrad; False: torch is to take it.
+@final
+class AdagradStep(AbstractWeightsStep):
+    """Steps of Adagrad; what they write: weights, sums of the gradients' squares, of the weights'
+    shapes, and float32 scalars, steps taken before."""
 
-    Args:
-        weights: Are changed, as are ``sums`` and ``steps``.
-        gradients: Of the weights' shapes, dense, or coalesced and sparse in the first dimension.
-        sums: Of the gradients' squares, of the weights' shapes.
-        steps: float32 scalars, steps taken before.
-        rate, rate_decay, eps, weight_decay, maximize: Adagrad's.
+    functions = ("adagrad",)
+    words = 9
+    lying = (0, 2, 3)
 
-    Raises:
-        IndexError: A gradient is for a row that its weight does not have.
-    """
-    values = [g._values() if g.is_sparse else g for g in gradients]
-    run = _function("adagrad", [*weights, *values, *sums])
-    if run is None or not _are_counts(steps):
-        return False
-    words: list[int] = []
-    held: list[Tensor] = []
-    for w, g, v, s, t in zip(weights, gradients, values, sums, steps, strict=True):
-        if w.shape != g.shape or w.shape != s.shape:
+    def __init__(self, some: Sequence[Sequence[Tensor]]) -> None:
+        super().__init__(some)
+        ones = [1] * self._count  # a dense gradient is one row of its entries
+        self._told[6 :: self.words] = self._told[7 :: self.words] = ones
+
+    def suits(self, gradients: Sequence[Tensor]) -> bool:
+        """As for others; but one may be sparse in the first dimension, and name a row often."""
+        if not any(g.is_sparse for g in gradients):
+            return super().suits(gradients)
+        if self._run is None or len(gradients) != self._count:
             return False
-        rows, shape = 0, (1, w.numel(), 1)
-        if g.is_sparse:
-            which = g._indices()
-            if which.shape[0] != 1 or not which.is_contiguous():
+        dtype = self._all[0].dtype
+        for g, shape in zip(gradients, self._shapes, strict=True):
+            if g.dtype is not dtype or g.shape != shape or not g.is_cpu:
                 return False
-            n, limit = which.shape[1], w.shape[0]
-            if v.shape != (n, *w.shape[1:]):
+            if not (_are_rows(g) if g.is_sparse else g.is_contiguous()):
                 return False
-            held.append(which)
-            rows, shape = which.data_ptr(), (n, w.numel() // limit if limit else 0, limit)
-        words += (w.data_ptr(), v.data_ptr(), s.data_ptr(), t.data_ptr(), rows, *shape)
-    jobs = pack(f"{len(words)}q", *words)
-    bad = run(jobs, len(weights), rate, rate_decay, eps, weight_decay, maximize)
-    if bad:
-        raise IndexError(
-            f"a gradient is for rows {gradients[bad - 1]._indices()[0].tolist()[:8]}..., its "
-            f"weight has {weights[bad - 1].shape[0]}"
-        )
-    return True
+        return True
+
+    def take(
+        self,
+        gradients: Sequence[Tensor],
+        *,
+        rate: float,
+        rate_decay: float,
+        eps: float,
+        weight_decay: float,
+        maximize: bool,
+    ) -> None:
+        """A step.
+
+        Args:
+            gradients: One for every weight, which have been found to suit.
+            rate, rate_decay, eps, weight_decay, maximize: Adagrad's.
+
+        Raises:
+            IndexError: A gradient is for a row that its weight does not have.
+        """
+        assert self._run is not None
+        (adagrad,) = self._run
+        words, rooms = [*self._told], []
+        for at, g in zip(range(0, len(words), self.words), gradients, strict=True):
+            if not g.is_sparse:
+                words[at + _GRADIENT] = g.data_ptr()
+                continue
+            rows, values, limit = g._indices(), g._values(), g.shape[0]
+            n, width = rows.shape[1], g.numel() // limit if limit else 0
+            rooms.append(room := np.empty((2 << (2 * n).bit_length()) + width, np.int64))
+            words[at + _GRADIENT] = values.data_ptr()
+            words[at + 4 : at + 9] = rows.data_ptr(), pointer(room), n, limit, width
+        jobs = pack(f"{len(words)}q", *words)
+        bad = adagrad(jobs, self._count, rate, rate_decay, eps, weight_decay, maximize)
+        if bad:
+            raise IndexError(
+                f"a gradient is for rows {gradients[bad - 1]._indices()[0].tolist()[:8]}..., its "
+                f"weight has {gradients[bad - 1].shape[0]}"
+            )
 
 
 _FREE: Final = 1 << 16
@@ -267,6 +283,13 @@ def _typed(names: Sequence[str], dtype: torch.dtype, entries: int) -> list[Funct
     native = library.current()
     typed = {} if native is None else native.typed.get(dtype, {})
     return [typed[name][entries > _FREE] for name in names] if typed.keys() >= {*names} else None
+
+
+def _are_rows(g: Tensor) -> bool:
+    """Whether a sparse gradient is rows, as C reads them."""
+    rows, values = g._indices(), g._values()
+    there = rows.is_contiguous() and values.is_contiguous()
+    return there and rows.shape[0] == 1 and values.shape == (rows.shape[1], *g.shape[1:])
 
 
 def _are_counts(steps: Sequence[Tensor]) -> bool:

@@ -11,7 +11,7 @@ They are torch optimisers, for ``Rules(optimizer=partial(...))``, and go without
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -20,9 +20,11 @@ from torch.optim.adagrad import adagrad
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from geartrain.bounds import require_number
-from geartrain.native.steps import AdamStep, adagrad_step
+from geartrain.native.steps import AdagradStep, AdamStep
 from geartrain.nodes.unrecorded import Unrecorded
 from geartrain.parts.ways import adam_settings, adam_tensors
+
+_Step = TypeVar("_Step", AdagradStep, AdamStep)
 
 
 @final
@@ -71,42 +73,47 @@ class FusedAdagrad(torch.optim.Adagrad):
             maximize=maximize,
         )
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One update."""
-        loss = _evaluated(closure)
-        for group in self.param_groups:
-            weights = [p for p in group["params"] if p.grad is not None]
-            gradients = [g.coalesce() if (g := p.grad).is_sparse else g for p in weights]
-            if group["weight_decay"] and any(g.is_sparse for g in gradients):
-                raise ValueError(
-                    f"FusedAdagrad(weight_decay={group['weight_decay']}) and a sparse gradient do "
-                    "not go together: give the table a group of its own without weight decay"
-                )
-            states = [self.state[p] for p in weights]
-            sums, steps = [s["sum"] for s in states], [s["step"] for s in states]
-            if not weights or adagrad_step(
-                weights,
+        with Unrecorded():
+            loss = _evaluated(closure)
+            for number, group in enumerate(self.param_groups):
+                self._step_group(number, group)
+            return loss
+
+    def _step_group(self, number: int, group: dict[str, Any]) -> None:
+        parameters = group["params"]
+        weights, gradients = with_gradients(parameters, [p.grad for p in parameters])
+        if not weights:
+            return
+        sparse = any(g.is_sparse for g in gradients)
+        if group["weight_decay"] and sparse:
+            raise ValueError(
+                f"FusedAdagrad(weight_decay={group['weight_decay']}) and a sparse gradient do "
+                "not go together: give the table a group of its own without weight decay"
+            )
+        states = [self.state[p] for p in weights]
+        sums, steps = [s["sum"] for s in states], [s["step"] for s in states]
+        step = _known_step(self, number, AdagradStep, (weights, sums, steps))
+        if step.suits(gradients):
+            step.take(
                 gradients,
-                sums,
-                steps,
                 rate=float(group["lr"]),
                 rate_decay=group["lr_decay"],
                 eps=group["eps"],
                 weight_decay=group["weight_decay"],
                 maximize=group["maximize"],
-            ):
-                continue
-            adagrad(
-                weights,
-                gradients,
-                sums,
-                steps,
-                has_sparse_grad=any(g.is_sparse for g in gradients),
-                has_complex=any(p.is_complex() for p in weights),
-                **{k: group[k] for k in ("lr", "weight_decay", "lr_decay", "eps", "maximize")},
             )
-        return loss
+            return
+        adagrad(
+            weights,
+            gradients,
+            sums,
+            steps,
+            has_sparse_grad=sparse,
+            has_complex=any(p.is_complex() for p in weights),
+            **{k: group[k] for k in ("lr", "weight_decay", "lr_decay", "eps", "maximize")},
+        )
 
 
 @final
@@ -171,14 +178,21 @@ class FusedAdam(torch.optim.Adam):
         settings, tensors = adam_settings(self, group), adam_tensors(self, group, weights)
         if settings is None or tensors is None:
             return False
-        known: dict[int, AdamStep] = self.__dict__.setdefault("_known", {})
-        if number not in known or not known[number].fits(tensors):
-            known[number] = AdamStep(tensors)
-        step = known[number]
+        step = _known_step(self, number, AdamStep, tensors)
         if not step.suits(gradients):
             return False
         step.take(gradients, **settings)
         return True
+
+
+def _known_step(
+    optimizer: Optimizer, number: int, kind: type[_Step], tensors: Sequence[Sequence[Tensor]]
+) -> _Step:
+    """What steps a group, by its number: that of before, if it was for these tensors."""
+    known: dict[int, _Step] = optimizer.__dict__.setdefault("_known", {})
+    if number not in known or not known[number].fits(tensors):
+        known[number] = kind(tensors)
+    return known[number]
 
 
 def with_gradients(
