@@ -83,6 +83,10 @@ class StepTeller:
         self._settings: Mapping[str, Any] | None = None
         self.known: WeightsStep | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what C was told: in another process weights lie elsewhere."""
+        return vars(self) | {"known": None}
+
     def told(self, gradients: Sequence[Tensor | None]) -> StepJob | None:
         """What a step with these gradients is; None: it is one by itself.
 
