@@ -519,7 +519,7 @@ def test_misuse_is_refused_with_what_was_expected():
 
 
 def test_the_virtual_clock_counts_firings_rows_and_links():
-    graph = Graph(vertex=("slot",))
+    graph = Graph(vertex=("slot",), run="steps")  # a node for each
     x = graph.input("x").through(nn.Linear(2, 2), name="a")
     x.through(nn.Linear(2, 2), name="b").loss(squares, name="loss")
     data = rows(1)

@@ -330,8 +330,8 @@ def test_while_a_worker_has_the_lock_it_hands_over_what_has_been_looked_at(monke
         held.append(both.lock.held)
         return summed(slots)
 
-    for where in ("gradient", "slots"):
-        monkeypatch.setattr(f"geartrain.nodes.{where}.summed", seen)
+    for module in ("gradient", "slots"):
+        monkeypatch.setattr(f"geartrain.nodes.{module}.summed", seen)
     for _ in range(3):
         both.add(0)
     if sums.may_sum(torch.float32):

@@ -83,8 +83,8 @@ class StepTeller:
         self._settings: Mapping[str, Any] | None = None
         self.known: WeightsStep | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what C was told: in another process weights lie elsewhere."""
+    def __getstate__(self) -> dict[str, object]:
+        """Without what C was told of here: a copy's weights lie elsewhere."""
         return vars(self) | {"known": None}
 
     def told(self, gradients: Sequence[Tensor | None]) -> StepJob | None:
