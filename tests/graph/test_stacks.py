@@ -461,3 +461,31 @@ def test_the_printed_graph_says_what_runs_together():
         "own, first broadcast, there and back in one firing"
     )
     assert "one firing" not in str(graph_of("heads", modules(), "steps"))
+
+
+class Cut(nn.Module):
+    """Lets no gradient through."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach() * 2
+
+
+@pytest.mark.parametrize("ends", [Cut(), lambda x: x.argmax(1)], ids=["detached", "whole numbers"])
+def test_rows_that_no_gradient_comes_back_for_are_not_counted(ends):
+    """A part that is in front of such, and elsewhere too, learns from its other rows alone."""
+    data, counted = [replace(each, value={}) for each in points(8)], []
+    for run in ("auto", "steps"):
+        made, graph = modules(), gt.Graph(run=run)
+        h = graph.input("x").through(made["first"], name="first")
+        h.through(ends, name="ends").loss(lambda y: y.double().reshape(len(y), -1).sum(1))
+        h = graph.input("again").through(made["second"], name="second").through(torch.tanh)
+        h.through(made["first"], name="again first").loss(squared, name="size")
+        both = [replace(e, inputs=dict(e.inputs) | {"again": e.inputs["x"]}) for e in data]
+        got = accumulate(graph, both)
+        x = torch.cat([each.inputs["x"] for each in data])
+        want = squared(made["first"](torch.tanh(made["second"](x)))).sum()
+        assert_same_gradients(got.gradients, autograd(want, made))
+        assert bool(stacks_of(got.engine)) == (run == "auto")
+        first = got.parts["first"]
+        counted.append((first.counting.rows, first.counting.messages, list(first.histogram())))
+    assert counted[0] == counted[1] and counted[0][0] == len(data)

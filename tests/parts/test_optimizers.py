@@ -331,3 +331,56 @@ def test_a_sum_that_is_taken_is_no_part_of_a_graph():
     taken = total.take(weight)
     assert taken is not None and not taken.requires_grad and torch.is_grad_enabled()
     assert torch.equal(taken, torch.full((2, 3), 4.0))
+
+
+FUSED = {
+    "Adam of ours": (gt.FusedAdam, torch.optim.Adam),
+    "Adagrad of ours": (gt.FusedAdagrad, torch.optim.Adagrad),
+    "Adam": (partial(torch.optim.Adam, fused=True), torch.optim.Adam),
+    "AdamW": (partial(torch.optim.AdamW, fused=True), torch.optim.AdamW),
+    "SGD": (
+        partial(torch.optim.SGD, momentum=0.9, fused=True),
+        partial(torch.optim.SGD, momentum=0.9),
+    ),
+}
+
+
+def turned() -> nn.Linear:
+    """Its weight has columns that lie one by one."""
+    torch.manual_seed(0)
+    module = nn.Linear(4, 3, dtype=torch.float64)
+    module.weight = nn.Parameter(torch.randn(4, 3, dtype=torch.float64).t())
+    return module
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["on", "loaded"])
+@pytest.mark.parametrize("kind", FUSED)
+def test_fused_steps_are_right_where_weights_lie_column_by_column(kind, loaded, tmp_path) -> None:
+    """Sums of gradients, and what was saved, lie row by row."""
+    fused, plain = (partial(each, lr=0.05) for each in FUSED[kind])
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    rules = gt.Rules(optimizer=fused, update_every=gt.Instances(8), average="instances")
+
+    def fitted(module: nn.Module, epochs: range) -> gt.Session:
+        graph = gt.Graph()
+        graph.input("x").through(module, name="map").loss(lambda y: y.square().sum(1), name="size")
+        session = gt.Session(graph, rules=rules)
+        if epochs.start > 1:
+            session.load(tmp_path / "saved.safetensors")
+        for epoch in epochs:
+            session.fit([gt.Instance({"x": row[None]}) for row in x], epochs=epoch)
+        return session
+
+    module, expected = turned(), turned()
+    session = fitted(module, range(1, 3 if loaded else 5))
+    if loaded:
+        session.save(tmp_path / "saved.safetensors")
+        module = turned()
+        fitted(module, range(3, 5))
+    optimizer = plain(expected.parameters())
+    for _ in range(4):
+        optimizer.zero_grad()
+        expected(x).square().sum(1).mean().backward()
+        optimizer.step()
+    assert module.weight.stride() == (1, 3)
+    torch.testing.assert_close([*module.parameters()], [*expected.parameters()])

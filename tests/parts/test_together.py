@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from functools import partial
@@ -239,3 +240,25 @@ def test_a_fit_is_that_of_parts_that_step_one_after_the_other(
     assert all(map(torch.equal, *found))
     if most[1]:  # C steps
         assert most[1] == 2 and most[0] >= 8
+
+
+def test_parts_that_have_stepped_may_be_copied() -> None:
+    """Other processes get them: with what they remember, and without where it lay."""
+    torch.manual_seed(0)
+    graph, maps = gt.Graph(), [nn.Linear(3, 3), nn.Linear(3, 3)]
+    h = graph.input("x").through(maps[0], name="0").through(maps[1], name="1")
+    h.loss(lambda y: y.square().sum(1), name="size")
+    rules = gt.Rules(optimizer=ADAM, update_every=gt.Instances(4))
+    session = gt.Session(graph, rules=rules)
+    session.fit([gt.Instance({"x": torch.randn(1, 3)})] * 12, epochs=1)
+    for name, here in session.parts.items():
+        assert isinstance(here, PartState)
+        there = copy.deepcopy(here)
+        for part in (here, there):
+            for p in part.parameters:
+                part.gradient.add(p, torch.ones_like(p))
+            part.answered(1, 1)
+            part.step(0)
+        assert here.version == there.version == 4, name
+        assert all(map(torch.equal, here.parameters, there.parameters))
+        assert not any(p is q for p, q in zip(here.parameters, there.parameters, strict=True))

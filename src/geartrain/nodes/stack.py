@@ -149,7 +149,8 @@ class StackNode(AbstractNode):
             gradients[source] = _sum(gradients[source], dy)
         if train:
             self._take_back(values, left, gradients, state, origin, lengths)
-        return Emission(backward=[Backward(origin, *_answer(gradients[0], lengths))])
+        dx = gradients[0]
+        return Emission(backward=[Backward(origin, dx, None if dx is None else lengths)])
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         raise AssertionError(f"'{self.name}' sends nothing, so nothing can come back")
@@ -204,7 +205,8 @@ class StackNode(AbstractNode):
             elif weights is not None:
                 weights.answered(values[k][0].shape[0], origin.size)
             dx = layer.call.answer(found, len(values[layer.source]))
-            gradients[layer.source] = _sum(gradients[layer.source], dx)
+            if any(d is not None for d in dx):
+                gradients[layer.source] = _sum(gradients[layer.source], dx)
 
     def _telling(
         self, layer: Layer | None, way: str, tensors: Gradient, state: IntArray, loss: str = ""
@@ -292,12 +294,3 @@ def _sum(one: Gradient | None, other: Gradient | None) -> Gradient | None:
     return tuple(
         [a if b is None else b if a is None else a + b for a, b in zip(one, other, strict=True)]
     )
-
-
-def _answer(
-    gradient: Gradient | None, lengths: IntArray | None
-) -> tuple[Gradient | None, IntArray | None]:
-    """What rows that came in are answered."""
-    if gradient is None or all(d is None for d in gradient):
-        return None, None
-    return gradient, lengths

@@ -208,6 +208,25 @@ def with_gradients(
     return weights, given
 
 
+def lie_as_weights(optimizer: Optimizer) -> None:
+    """Where steps are torch's fused ones, gradients and what is remembered come to lie as their
+    weights do: such steps take it for granted, and sums, and what was loaded, lie row by row."""
+    for group in optimizer.param_groups:
+        for p in group["params"] if group.get("fused") else ():
+            if p.grad is not None:
+                p.grad = _lying_as(p, p.grad)
+            state = optimizer.state.get(p, {})
+            for name, x in state.items():
+                if isinstance(x, Tensor):
+                    state[name] = _lying_as(p, x)
+
+
+def _lying_as(p: Tensor, x: Tensor) -> Tensor:
+    if x.is_sparse or x.shape != p.shape or x.stride() == p.stride():
+        return x
+    return torch.empty_like(p, dtype=x.dtype, requires_grad=False).copy_(x)
+
+
 def is_watched(optimizer: Optimizer) -> bool:
     """Whether somebody hears of steps of an optimiser, or wraps them: a hook, a profiler, a
     scheduler."""

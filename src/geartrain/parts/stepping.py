@@ -22,7 +22,7 @@ from geartrain.errors import NonFiniteError, WorkerError
 from geartrain.native.steps import norm_of, scaled_
 from geartrain.parts.fresh import takes_sparse
 from geartrain.parts.norms import Norm, Norms
-from geartrain.parts.optimizers import plainly_stepped
+from geartrain.parts.optimizers import lie_as_weights, plainly_stepped
 from geartrain.parts.rules import Clip, Rules, make_optimizer
 from geartrain.parts.told import StepJob, StepTeller, may_be_told
 
@@ -267,6 +267,7 @@ class Stepping:
         for group in self.optimizer.param_groups:
             if "measured_delay" in group:
                 group["measured_delay"] = delay
+        lie_as_weights(self.optimizer)
         try:
             self._step_at(self.optimizer, factor)
         except Exception as error:
