@@ -24,7 +24,7 @@ from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
 from geartrain.engine.waves import Waves
 from geartrain.errors import GeartrainError, WorkerError, said
 from geartrain.frames.frame import Arena
-from geartrain.frames.message import INSTANCE, Backward, Forward, IntArray
+from geartrain.frames.message import INSTANCE, Backward, Forward, IntArray, shapes_of
 from geartrain.nodes.node import AbstractNode, Emission
 from geartrain.parts.together import StepsTogether
 from geartrain.parts.trained import AbstractPart, StepTaken
@@ -586,12 +586,9 @@ def _story(
     way = "backward" if port == BACKWARD else f"forward (port {port})"
     first = batches[0]
     columns = first.payload if isinstance(first, Forward) else first.gradient or ()
-    shapes = [
-        f"{str(c.dtype).removeprefix('torch.')} {tuple(c.shape)}" for c in columns if c is not None
-    ]
     rows = sum(map(len, batches))
     loss = f" with loss '{node.loss_name}'" if node.loss_name is not None else ""
-    told = f"'{node.name}'{loss}{part}, {way}, {rows} rows, payload {', '.join(shapes) or 'zero'}"
+    told = f"'{node.name}'{loss}{part}, {way}, {rows} rows, payload {shapes_of(columns) or 'zero'}"
     if isinstance(first, Forward):
         slots = np.concatenate([b.state[INSTANCE] for b in batches if isinstance(b, Forward)])
         return f"{told}, {node.place.arena.describe_several(slots)}"

@@ -398,3 +398,10 @@ def _part(batch: Backward, column: Tensor | None, like: Tensor) -> tuple[Tensor,
         return column, batch.index
     rows = batch.rows.size if batch.lengths is None else int(batch.lengths.sum())
     return like.new_zeros((rows, *like.shape[1:])), None
+
+
+def shapes_of(tensors: Sequence[Tensor | None]) -> str:
+    """Dtypes and shapes, for messages; those that are None are zero, and left out."""
+    return ", ".join(
+        f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in tensors if x is not None
+    )

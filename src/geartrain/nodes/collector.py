@@ -100,7 +100,7 @@ class Collector:
                 self._add_bundles(batch.take(np.array([i], np.int64)), done)
             return
         if apart:
-            gradient = _both(self._apart.pop(int(rows[0]), ()), gradient)
+            gradient = both(self._apart.pop(int(rows[0]), ()), gradient)
         self._add(rows, 1, gradient, join_lengths([batch]), done)
 
     def _fits(self, gradient: Gradient) -> bool:
@@ -243,7 +243,7 @@ def release_ragged(cells: RowStore, starts: IntArray, lengths: IntArray) -> None
         cells.release(which)
 
 
-def _both(held: Gradient, more: Gradient) -> Gradient:
+def both(held: Gradient, more: Gradient) -> Gradient:
     """The sum of two, column by column; one may have fewer."""
     if len(held) > len(more):
         held, more = more, held

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import final
 
-from torch import nn
-
 from geartrain.frames.message import (
     INSTANCE,
     Backward,
@@ -29,14 +27,14 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import look_inside
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loss import Objective
-from geartrain.nodes.node import AbstractNode, Emission, Place
-from geartrain.nodes.products import GRAIN
+from geartrain.nodes.node import Emission, Place
+from geartrain.nodes.there_and_back import AbstractThereAndBack
 from geartrain.nodes.unrecorded import Unrecorded
 from geartrain.nodes.weights import AbstractWeights
 
 
 @final
-class ReadoutNode(AbstractNode):
+class ReadoutNode(AbstractThereAndBack):
     """Run a module on rows, compute their losses, and send the gradient of the rows back.
 
     Args:
@@ -55,14 +53,13 @@ class ReadoutNode(AbstractNode):
         objective: Objective,
         weights: AbstractWeights | None,
     ) -> None:
-        super().__init__(place)
+        super().__init__(place, [call.function])
         self._call, self._kernel, self._weights = call, kernel, weights
         self._dry_run = unsettled(call)
         self.objective, self.loss_name = objective, objective.name
         self.alone = call.alone
         self.part_name = None if weights is None else weights.name
         self._bundled = call.inside or call.pool
-        self._grain = grain_of(call.function)
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state, origin = join_states(batches), join_origins(batches)
@@ -105,33 +102,10 @@ class ReadoutNode(AbstractNode):
             backward=[Backward(origin, None) if quiet else Backward(origin, dx, lengths)]
         )
 
-    def backward(self, batches: Sequence[Backward]) -> Emission:
-        raise AssertionError(f"'{self.name}' sends nothing, so nothing can come back")
-
     @property
     def apart(self) -> bool:
         return self._kernel.apart
 
     @property
-    def bundled(self) -> bool:
-        return self._bundled
-
-    @property
-    def grain(self) -> int:
-        return 1 if self._bundled else self._grain
-
-    def check_empty(self) -> None:
-        """Every row is answered at once, but a device may still have to say of what loss.
-
-        Raises:
-            NonFiniteError: A loss was NaN or infinite.
-        """
-        self.objective.sums.check_finite()
-
-
-def grain_of(function: object) -> int:
-    """Rows that its products are best a multiple of: narrow maps care for none."""
-    if not isinstance(function, nn.Module):
-        return 1
-    wide = any(p.ndim == 2 and min(p.shape) >= GRAIN for p in function.parameters())
-    return GRAIN if wide else 1
+    def objectives(self) -> Sequence[Objective]:
+        return (self.objective,)

@@ -31,16 +31,18 @@ from geartrain.frames.message import (
     join_origins,
     join_payload,
     join_states,
+    shapes_of,
 )
 from geartrain.native.steady import steady
 from geartrain.nodes.apart import in_order
 from geartrain.nodes.call import Call, read_columns, require_rows, unsettled
 from geartrain.nodes.choice import AbstractChoice
+from geartrain.nodes.collector import both
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loss import Objective, OutputNode
-from geartrain.nodes.node import AbstractNode, Emission, Place
-from geartrain.nodes.readout import grain_of
+from geartrain.nodes.node import Emission, Place
+from geartrain.nodes.there_and_back import AbstractThereAndBack
 from geartrain.nodes.unrecorded import Unrecorded
 from geartrain.nodes.weights import AbstractWeights
 
@@ -92,7 +94,7 @@ class _Telling:
 
 
 @final
-class StackNode(AbstractNode):
+class StackNode(AbstractThereAndBack):
     """Run modules on rows, compute their losses, and send the gradient of the rows back.
 
     Args:
@@ -112,7 +114,7 @@ class StackNode(AbstractNode):
         losses: Sequence[tuple[Objective, int]],
         outputs: Sequence[tuple[OutputNode, int]] = (),
     ) -> None:
-        super().__init__(place)
+        super().__init__(place, [each.call.function for each in layers])
         self.ends: list[Objective | OutputNode] = [objective for objective, _ in losses]
         self.ends += [output for output, _ in outputs]
         self._layers, self._losses, self._outputs = layers, losses, outputs
@@ -120,8 +122,6 @@ class StackNode(AbstractNode):
         self.loss_name = "', '".join(objective.name for objective, _ in losses)
         if len(self._weights) == 1:
             (self.part_name,) = self._weights
-        self._bundled = False
-        self._grain = max(grain_of(each.call.function) for each in layers)
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         with steady():
@@ -151,9 +151,6 @@ class StackNode(AbstractNode):
             self._take_back(values, left, gradients, state, origin, lengths)
         dx = gradients[0]
         return Emission(backward=[Backward(origin, dx, None if dx is None else lengths)])
-
-    def backward(self, batches: Sequence[Backward]) -> Emission:
-        raise AssertionError(f"'{self.name}' sends nothing, so nothing can come back")
 
     def _compute(
         self, layer: Layer, came: Payload, state: IntArray, lengths: IntArray | None, train: bool
@@ -222,14 +219,9 @@ class StackNode(AbstractNode):
         of = f" with loss '{loss}'" if loss else ""
         if layer is not None and layer.weights is not None:
             of += f" of part '{layer.weights.name}'"
-        shapes = [
-            f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
-            for x in tensors
-            if x is not None
-        ]
         slots = state[INSTANCE]
         return (
-            f"'{name}'{of}, {way}, {slots.size} rows, payload {', '.join(shapes) or 'none'}, "
+            f"'{name}'{of}, {way}, {slots.size} rows, payload {shapes_of(tensors) or 'none'}, "
             f"{self.place.arena.describe_several(slots)}"
         )
 
@@ -242,21 +234,8 @@ class StackNode(AbstractNode):
         return True  # a kernel that cannot tell updates apart is called for each of them
 
     @property
-    def bundled(self) -> bool:
-        return self._bundled
-
-    @property
-    def grain(self) -> int:
-        return 1 if self._bundled else self._grain
-
-    def check_empty(self) -> None:
-        """Every row is answered at once, but a device may still have to say of what loss.
-
-        Raises:
-            NonFiniteError: A loss was NaN or infinite.
-        """
-        for objective, _ in self._losses:
-            objective.sums.check_finite()
+    def objectives(self) -> Sequence[Objective]:
+        return [objective for objective, _ in self._losses]
 
 
 def _back(
@@ -291,6 +270,4 @@ def _sum(one: Gradient | None, other: Gradient | None) -> Gradient | None:
     """Of two gradients of a value; None is zero."""
     if one is None or other is None:
         return other if one is None else one
-    return tuple(
-        [a if b is None else b if a is None else a + b for a, b in zip(one, other, strict=True)]
-    )
+    return both(one, other)

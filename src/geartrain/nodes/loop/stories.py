@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from geartrain.errors import GeartrainError, WorkerError
-from geartrain.frames.message import INSTANCE, IntArray
+from geartrain.frames.message import INSTANCE, IntArray, shapes_of
 from geartrain.nodes.loop.plan import JointCall
 from geartrain.nodes.loop.turn import Inner, Turn
 
@@ -24,12 +24,9 @@ def story_of(
     """Module, part, direction, which call, shapes, instances."""
     part = f" of part '{inner.weights.name}'" if inner.weights is not None else ""
     of = "" if turn.plan.run is not None else f" of {len(turn.plan.calls)}"
-    shapes = [
-        f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in tensors if x is not None
-    ]
     return (
         f"'{inner.name}'{part}, {way}, call {number + 1}{of} of its loop, "
-        f"{slots.size} rows, payload {', '.join(shapes) or 'none'}, "
+        f"{slots.size} rows, payload {shapes_of(tensors) or 'none'}, "
         f"{inner.place.arena.describe_several(slots)}"
     )
 
