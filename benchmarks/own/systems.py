@@ -20,6 +20,7 @@ from typing import Final, Literal, TypeAlias, final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import geartrain as gt
 from benchmarks.firings import around_firings
@@ -112,6 +113,7 @@ class Trained:
         keep: What nodes of ``ours`` keep; None: what the library chooses.
         by_rows: Whether updates of ``ours`` are counted in the rows that so many instances bring to
             a part, rather than in instances.
+        device: Where the modules are.
     """
 
     def __init__(
@@ -122,9 +124,11 @@ class Trained:
         keep: str | None = None,
         *,
         by_rows: bool = False,
+        device: str = "cpu",
     ) -> None:
         torch.manual_seed(0)
-        self.program: AbstractProgram = PROGRAMS[name](width)
+        self.program: AbstractProgram = PROGRAMS[name](width).to(device)
+        self._device = torch.device(device)
         self.system = system
         self._order = count(1)
         if system.way == "ours":
@@ -151,6 +155,7 @@ class Trained:
                 runtime=gt.Threads(1, kernel_threads=1),
                 max_active=system.in_flight,
                 schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
+                compute=gt.Compute(device=device),
             )
         else:
             self._optimizer = torch.optim.Adam(self.program.parameters(), lr=RATE, fused=True)
@@ -174,29 +179,32 @@ class Trained:
             made = max(updates), min(updates)
             return Pass(fit.train_seconds, cpu, len(prepared), made, loss)
         order = np.random.default_rng(number).permutation(len(prepared)).tolist()
-        began, total, updates = time.perf_counter(), 0.0, 0
+        began, updates = time.perf_counter(), 0
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
         for start in range(0, len(order), self.system.update):
             batch = [prepared[i] for i in order[start : start + self.system.update]]
-            total += self._batch(batch) if self.system.way == "hand" else self._each(batch)
+            with self._device:
+                total += self._batch(batch) if self.system.way == "hand" else self._each(batch)
             self._optimizer.step()
             self._optimizer.zero_grad()
             updates += 1
+        loss = total.item()
         seconds = time.perf_counter() - began
         cpu = time.process_time() - cpu
-        return Pass(seconds, cpu, len(order), (updates, updates), total / len(order))
+        return Pass(seconds, cpu, len(order), (updates, updates), loss / len(order))
 
-    def _batch(self, batch: Sequence[Item]) -> float:
+    def _batch(self, batch: Sequence[Item]) -> Tensor:
         loss = self.program.hand(batch)
         (loss / self.system.update).backward()
-        return loss.item()
+        return loss.detach()
 
-    def _each(self, batch: Sequence[Item]) -> float:
-        total = 0.0
+    def _each(self, batch: Sequence[Item]) -> Tensor:
+        losses = []
         for item in batch:
             loss = self.program.plain(item)
             (loss / self.system.update).backward()
-            total += loss.item()
-        return total
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
 
     def _per_instance(self, prepared: Sequence[Item] | list[gt.Instance]) -> float:
         """Rows with a loss, for each instance: what is reported is their mean."""

@@ -326,6 +326,19 @@ def test_a_shell_computes_what_the_module_does_and_shares_its_tensors() -> None:
     assert double.dtype == torch.float64
 
 
+def test_a_stand_in_computes_where_the_rows_are() -> None:
+    """Trials run on the host, wherever the weights live."""
+    tied = nn.Linear(4, 4)
+    module = nn.Sequential(tied, nn.BatchNorm1d(4), tied)
+    stand_in = StandIn(module)
+    for rows in (torch.randn(3, 4), torch.empty(3, 4, device="meta")):
+        (y,) = stand_in.play((rows,), None)
+        assert y.device == rows.device and y.shape == (3, 4)
+        (y,) = stand_in.play((rows,), None, double=True, train=True, learns=True)
+        assert y.device == rows.device and y.dtype == torch.float64
+    assert all(x.is_cpu for x in module.state_dict().values())
+
+
 class Inner(nn.Module):
     """What a function of the rows and the ``Inside`` gives."""
 

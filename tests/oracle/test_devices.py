@@ -21,6 +21,7 @@ from geartrain.engine.worker import Firing, WorkerState
 from geartrain.errors import NonFiniteError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
+from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf, WholeTree
 from geartrain.nn.derived import DerivedKernel
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.loss import cross_entropy
@@ -255,6 +256,25 @@ def test_no_firing_on_a_gpu_waits_for_it(name: str, monkeypatch: pytest.MonkeyPa
 
 
 @cuda
+def test_ids_that_no_table_has_do_not_end_the_process_when_a_module_is_tried() -> None:
+    """A look-up out of bounds is an error on the host; on a GPU every later call would fail."""
+    losses = []
+    for device in ("cuda", "cpu"):
+        torch.manual_seed(0)
+        tree = WholeTree(TreeLSTMLeaf(4, 4, vocabulary=5), TreeLSTMBranch(4))
+        graph = Graph(vertex=("parent", "slot"))
+        words = graph.input("word", shape=(), dtype=torch.int64, bundle=True)
+        h = words.through(tree, read=("parent", "slot"), inside=True)
+        h.through(torch.nn.Linear(4, 2)).loss(cross_entropy, target="slot")
+        columns = {"parent": [2, 2, -1], "slot": [0, 1, 0]}
+        data = [Instance({"word": torch.tensor([k, 4 - k, -1])}, columns) for k in range(5)]
+        rules = Rules(optimizer=partial(torch.optim.Adagrad, lr=0.1), update_every=Flush())
+        session = Session(graph, rules=rules, compute=Compute(device=device))
+        losses.append([epoch.loss for epoch in session.fit(data, epochs=2).history])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@cuda
 def test_a_checkpoint_of_a_gpu_continues_on_the_cpu_and_back(tmp_path: Path) -> None:
     path, losses = tmp_path / "kept.safetensors", []
     for epochs, device in ((1, "cuda"), (2, "cpu"), (3, "cuda")):
@@ -277,12 +297,12 @@ def test_predictions_of_a_gpu_are_on_the_cpu() -> None:
     assert_close(first, Session(graph).predict(data), rtol=1e-4, atol=1e-5)
 
 
-@cuda
-def test_a_loss_of_a_gpu_that_is_nan_stops_the_run_and_leaves_finite_weights() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=cuda)])
+def test_a_gradient_that_is_not_finite_stops_the_run_and_leaves_finite_weights(device: str) -> None:
     graph, data = graph_on({})
     bad = torch.full((2, 3), 3e38)
-    data[4] = Instance({"x": bad}, value={"label": 0}, key="the bad one")
-    session = Session(graph, rules=Rules(update_every=4), compute=Compute(device="cuda"))
+    data[4] = Instance({"x": bad}, value={"label": 1}, key="the bad one")
+    session = Session(graph, rules=Rules(update_every=4), compute=Compute(device=device))
     with pytest.raises(NonFiniteError, match=r"'loss|part '"):
         session.fit(data, epochs=1)
     assert all(p.isfinite().all() for m in graph.modules() for p in m.parameters())

@@ -71,8 +71,9 @@ class AbstractProgram(ABC, nn.Module):
 
 
 def tokens(values: NDArray[np.int64] | int) -> Tensor:
-    """Integers as a tensor of one dimension."""
-    return torch.from_numpy(np.atleast_1d(np.asarray(values, np.int64)))
+    """Integers as a tensor of one dimension, on the device that is torch's default."""
+    made = torch.from_numpy(np.atleast_1d(np.asarray(values, np.int64)))
+    return made.to(torch.get_default_device(), non_blocking=True)
 
 
 def labelled_sets(n: int, seed: int, most: int, features: int, classes: int) -> list[Item]:

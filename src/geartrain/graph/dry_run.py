@@ -13,8 +13,8 @@ What is found by it, where a run would look healthy:
     results that are not repeated       a state kept between calls, numpy's random numbers: where it
                                         runs again for its gradient, that is of another call (told)
 
-The rows are random numbers in an example's frame (``sample_rows``). A function that cannot run on
-such rows is tried on the first real ones.
+The rows are random numbers in an example's frame (``sample_rows``), on the host, and so are copies
+of the weights. A function that cannot run on such rows is tried on the first real ones.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class DryRun:
         """
         if not samples:
             return
-        with warnings.catch_warnings(), generators_kept(samples[0].inputs[0].device):
+        with warnings.catch_warnings(), generators_kept(None):
             warnings.simplefilter("ignore")
             if not any(self._judge(call, sample, mixing=not self.mixes) for sample in samples):
                 self._refuse_dtype(call, samples[-1])

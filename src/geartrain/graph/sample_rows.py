@@ -24,7 +24,7 @@ from geartrain.graph.operator import Input
 from geartrain.nodes.call import Call, read_columns
 from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.node import Place
-from geartrain.nodes.stand_in import plain, tensors_of
+from geartrain.nodes.stand_in import plain
 
 MESSAGES: Final = 3
 """So many are tried together."""
@@ -105,6 +105,9 @@ class SampleRows:
     ) -> list[Sample]:
         """Several ways to fill the messages, the best one first, zeros last; none if none works.
 
+        They are on the host, wherever the function is: to look an id up that a table does not have
+        is an error there, and the end of the process on a GPU.
+
         Args:
             call: How a node calls the function.
             payload: Meta tensors of the rows that come to the node.
@@ -117,18 +120,16 @@ class SampleRows:
         if call.inside:
             given = (rows.shape[0] for _, rows in here if rows is not None)
             each = next(given, int(self._place.arena.size[self._slots[0]]))
-        tensors = tensors_of(plain(call.function))
-        device = next((x.device for x in tensors.values() if not x.is_cpu), None)
         state = self._state(each)
         lengths = None if each is None else np.full(MESSAGES, each, np.int64)
 
         def inside(messages: IntArray) -> Inside:
             sizes = None if lengths is None else lengths[messages]
-            return look_inside(self._place, state[INSTANCE, messages], sizes, device)
+            return look_inside(self._place, state[INSTANCE, messages], sizes, None)
 
         try:
             if look_up is None:
-                columns = read_columns(call, self._place, state, lengths, device)
+                columns = read_columns(call, self._place, state, lengths, None)
             else:
                 columns = list(look_up(self._place.row_view(state, lengths)))
             if call.inside:
@@ -144,7 +145,7 @@ class SampleRows:
             made = [
                 fill((rows, *like.shape[1:]), like.dtype, own, ids, draws) for like, own in here
             ]
-            inputs = [x if device is None else x.to(device) for x in made if x is not None]
+            inputs = [x for x in made if x is not None]
             if len(inputs) == len(made):
                 last = inside if call.inside else None
                 found.append(Sample((*inputs, *columns), MESSAGES, lengths, last))

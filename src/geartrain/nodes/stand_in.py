@@ -1,7 +1,7 @@
 """Runs of a function that leave no trace in it.
 
     module ─► shell: the same classes and attributes, in dicts and lists of its own
-           ─► copies of its tensors, in float64 where that is wanted
+           ─► copies of its tensors where the rows are, in float64 where that is wanted
            ─► outputs, with autograd's graph of whatever is not among its own tensors
 
 A deep copy would do as well, if every module could be copied, and none held a whole vocabulary.
@@ -30,10 +30,11 @@ _MOST_IN_DOUBLE: Final = 1 << 22
 
 @final
 class StandIn:
-    """Runs a function with other tensors in place of its own.
+    """Runs a function with other tensors in place of its own, where the rows are.
 
     Args:
-        function: A module, or any function; of that, what hangs on it is used as it is.
+        function: A module, or any function; of that, what hangs on it is used as it is, and where
+            it is.
         owns: Whether a module's parameters are its own; else they are in the graph like others'.
 
     Attributes:
@@ -47,6 +48,7 @@ class StandIn:
         self._owns = owns
         self._function = function
         self._tensors = tensors_of(function)
+        self._there: dict[tuple[int, torch.device], Tensor] = {}
         numbers = sum(x.numel() for x in self._tensors.values())
         self.may_double = owns and numbers <= _MOST_IN_DOUBLE
         inner = function.named_modules() if isinstance(function, nn.Module) else ()
@@ -80,27 +82,42 @@ class StandIn:
             if self._shell is None:
                 return as_payload(self._function(*args))
             self._shell.train(train)
-            own = self._own(double)
+            own = self._own(double, inputs[0].device if inputs else None)
             if learns:
-                own = {k: self._learning(k, x) for k, x in own.items()}
+                own = self._learning(own)
             return as_payload(torch.func.functional_call(self._shell, own, args))
 
-    def _learning(self, name: str, x: Tensor) -> Tensor:
-        return x.detach().requires_grad_() if self._tensors[name].requires_grad else x
+    def _learning(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The same, and those that learn want a gradient; tied ones are still one."""
+        made: dict[int, Tensor] = {}
+        for name, x in own.items():
+            learns = self._tensors[name].requires_grad
+            made.setdefault(id(x), x.detach().requires_grad_() if learns else x)
+        return {name: made[id(x)] for name, x in own.items()}
 
-    def _own(self, double: bool) -> dict[str, Tensor]:
+    def _own(self, double: bool, device: torch.device | None) -> dict[str, Tensor]:
         """Tensors by name, as fresh as in the module; tied ones are one."""
         made: dict[int, Tensor] = {}
-        for name, x in self._tensors.items():
-            if isinstance(x, nn.Parameter) and not self._owns:
-                made[id(x)] = x
+        for name, own in self._tensors.items():
+            x = own if device is None or not self._owns else self._brought(own, device)
+            if isinstance(own, nn.Parameter) and not self._owns:
+                made[id(own)] = own
             elif double and x.is_floating_point() and x.dtype is not torch.float64:
-                made[id(x)] = x.detach().double()
-            elif isinstance(x, nn.Parameter) and name not in self._written:
-                made[id(x)] = x.detach()  # is read alone
+                made[id(own)] = x.detach().double()
+            elif isinstance(own, nn.Parameter) and name not in self._written:
+                made[id(own)] = x.detach()  # is read alone
             else:
-                made[id(x)] = x.detach().clone()
+                made[id(own)] = x.detach().clone()
         return {name: made[id(x)] for name, x in self._tensors.items()}
+
+    def _brought(self, x: Tensor, device: torch.device) -> Tensor:
+        """The tensor on a device, brought there once."""
+        if x.device == device:
+            return x
+        key = id(x), device
+        if key not in self._there:
+            self._there[key] = x.detach().to(device)
+        return self._there[key]
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:
