@@ -143,6 +143,11 @@ class GruKernel(AbstractKernel):
         of_x, of_h = affine(x, module.weight_ih, bias_ih), affine(h, module.weight_hh, bias_hh)
         if (y := gru_forward(of_x, of_h, h, kept)) is not None:
             return (y,), (x, h, kept)
+        if x.is_cuda:  # torch's own kernel of all gates: r, z, n, h, m
+            y, gates = torch.ops.aten._thnn_fused_gru_cell(of_x, of_h, h)
+            gates = gates.view(-1, 5, width)
+            kept[:, :3], kept[:, 3] = gates[:, :3], gates[:, 4]
+            return (y,), (x, h, kept)
         r, z, new, m = kept.unbind(1)
         gates = kept.view(-1, 4 * width)[:, : 2 * width]
         torch.add(of_x[:, : 2 * width], of_h[:, : 2 * width], out=gates)
@@ -178,6 +183,11 @@ class GruKernel(AbstractKernel):
         x, h, kept = residuals
         module, width = self._module, self._module.hidden_size
         n = kept.shape[0]
+        if kept.is_cuda:
+            gates = torch.cat([kept[:, :3], h[:, None], kept[:, 3:]], 1).flatten(1)
+            back = torch.ops.aten._thnn_fused_gru_cell_backward
+            d_x, d_h, dh, _, _ = back(dy.contiguous(), gates, False)
+            return self._below((d_x, d_h, dh), x, h, into)
         r, z, new, m = kept.unbind(1)
         # At r, z, n as W x meets them; rows of zeros after it, as its products want them.
         whole = kept.new_empty((whole_rows(n), 3, width))

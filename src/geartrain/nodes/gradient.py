@@ -30,6 +30,7 @@ from torch import Tensor
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import IntArray, Payload, distinct
 from geartrain.native import operations, sums
+from geartrain.native.rows import take
 from geartrain.nodes.apart import PutApart, RowsOfUpdates, for_rows
 from geartrain.nodes.computed import AbstractComputed
 from geartrain.nodes.looked_up import LookedUpSums, Lookup
@@ -450,8 +451,9 @@ class GradientSum:
             elif updates is not None and (n := rows[0].shape[0]):
                 each = for_rows(updates, n)
                 for k in distinct(each).tolist():
-                    at = torch.from_numpy(np.flatnonzero(each == k))
-                    add(self.of_update(k), parameter, *[x[at] for x in rows])
+                    at = np.flatnonzero(each == k)
+                    its = rows if at.size == n else take(rows, at)
+                    add(self.of_update(k), parameter, *its)
         finally:
             self._updates = updates
 

@@ -210,19 +210,29 @@ def with_gradients(
 
 def lie_as_weights(optimizer: Optimizer) -> None:
     """Where steps are torch's fused ones, gradients and what is remembered come to lie as their
-    weights do: such steps take it for granted, and sums, and what was loaded, lie row by row."""
+    weights do: such steps take it for granted, and sums, and what was loaded, lie row by row.
+
+    What is remembered is looked at once: a step writes to it where it lies.
+    """
+    seen: dict[int, Any] = optimizer.__dict__.setdefault("_lying", {})
     for group in optimizer.param_groups:
         for p in group["params"] if group.get("fused") else ():
-            if p.grad is not None:
-                p.grad = _lying_as(p, p.grad)
-            state = optimizer.state.get(p, {})
-            for name, x in state.items():
-                if isinstance(x, Tensor):
-                    state[name] = _lying_as(p, x)
+            gradient = p.grad
+            if gradient is None:
+                continue
+            lying = _lying_as(p, gradient)
+            if lying is not gradient:
+                p.grad = lying
+            state = optimizer.state.get(p)
+            if state and seen.get(id(p)) is not state:
+                seen[id(p)] = state
+                for name, x in state.items():
+                    if isinstance(x, Tensor):
+                        state[name] = _lying_as(p, x)
 
 
 def _lying_as(p: Tensor, x: Tensor) -> Tensor:
-    if x.is_sparse or x.shape != p.shape or x.stride() == p.stride():
+    if x.is_sparse or x.stride() == p.stride() or x.shape != p.shape:
         return x
     return torch.empty_like(p, dtype=x.dtype, requires_grad=False).copy_(x)
 

@@ -341,13 +341,19 @@ class Stepping:
 
         A look at it now would wait for all that the device has still to do.
         """
-        bad = ~torch.isfinite(torch.stack([g.sum() for g in gradients]))
-        for g in gradients:
-            g.masked_fill_(bad.any(), 0)
-        names = {p: n for n, p in self._module.named_parameters()}
+        there = [(p, g) for p, g in zip(owners, gradients, strict=True) if g.numel()]
+        if not there:
+            return
+        # Of all of them at once: a kernel for each would take the host as long as a step.
+        largest = torch._foreach_norm([g for _, g in there], math.inf)
+        bad = ~torch.isfinite(torch.stack([x.float() for x in largest]))
+        some = bad.any()
+        for _, g in there:
+            g.masked_fill_(some, 0)
 
         def tell(found: list[bool]) -> None:
-            told = [names[p] for p, is_bad in zip(owners, found, strict=True) if is_bad]
+            names = {p: n for n, p in self._module.named_parameters()}
+            told = [names[p] for (p, _), is_bad in zip(there, found, strict=True) if is_bad]
             raise self._non_finite(told, version)
 
         self.verdicts.ask(bad, tell)

@@ -219,9 +219,10 @@ class _CellKernel(AbstractKernel):
         """What ``gated_forward`` does, in torch."""
         senders = self._senders(h, inside)
         for step in range(self._module.steps):
+            sending = h.index_select(0, senders.vertex)
             messages = [
-                affine(h.index_select(0, vertices), weight, bias)
-                for vertices, weight, bias in self._by_type(senders)
+                affine(sending[of_type], weight, bias)
+                for of_type, weight, bias in self._by_type(senders)
             ]
             sent = torch.cat(messages).index_select(0, senders.of_edge)
             heard = torch.zeros_like(h).index_add_(0, inside.edges["target"], sent)
@@ -302,19 +303,21 @@ class _CellKernel(AbstractKernel):
         message = self._module.message
         width = h.shape[1]
         d_weight, d_bias = torch.zeros_like(message.weight), h.new_zeros(message.weight.shape[0])
-        for t, (vertices, weight, _) in enumerate(self._by_type(senders)):
-            if not vertices.shape[0]:
+        sending, below = h.index_select(0, senders.vertex), []
+        for t, (of_type, weight, _) in enumerate(self._by_type(senders)):
+            d, sender = d_made[of_type], sending[of_type]
+            if not d.shape[0]:
                 continue
-            d = d_made[senders.bounds[t] : senders.bounds[t + 1]]
-            of_type = slice(t * width, (t + 1) * width)
+            outputs = slice(t * width, (t + 1) * width)
             if message.weight.requires_grad:
-                sender = h.index_select(0, vertices)
                 if outer_suits(d, sender):
-                    d_weight[of_type] = outer(d, sender)
+                    d_weight[outputs] = outer(d, sender)
                 else:
-                    torch.mm(d.t(), sender, out=d_weight[of_type])
-            torch.sum(d, 0, out=d_bias[of_type])
-            dh.index_add_(0, vertices, times(d, weight))
+                    torch.mm(d.t(), sender, out=d_weight[outputs])
+            torch.sum(d, 0, out=d_bias[outputs])
+            below.append(times(d, weight))
+        if below:
+            dh.index_add_(0, senders.vertex, torch.cat(below))
         add_wanted(message.weight, d_weight, into)
         if message.bias is not None:
             add_wanted(message.bias, d_bias, into)
@@ -347,13 +350,13 @@ class _CellKernel(AbstractKernel):
                 raise self._edges(inside).refuse(rows, types)
         return _senders(rows, types, source, kind, h.device)
 
-    def _by_type(self, senders: _Senders) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-        """For each type: who sends, weight, bias."""
+    def _by_type(self, senders: _Senders) -> list[tuple[slice, Tensor, Tensor | None]]:
+        """For each type: which pairs send, weight, bias."""
         message, types = self._module.message, self._module.types
         biases = [None] * types if message.bias is None else message.bias.chunk(types)
         bounds = senders.bounds
         return [
-            (senders.vertex[bounds[t] : bounds[t + 1]], weight, biases[t])
+            (slice(bounds[t], bounds[t + 1]), weight, biases[t])
             for t, weight in enumerate(message.weight.chunk(types))
         ]
 
