@@ -64,9 +64,10 @@ class MemberRecords:
 
     def keep(self, waiting: Rows) -> None:
         """These wait, and no others: int64 ``(width, n)``."""
-        self._held = waiting.shape[1]
-        self._reach(self._held)
-        self._records[: self._held] = waiting.T
+        self._held, held = 0, waiting.shape[1]
+        self._reach(held)
+        self._records[:held] = waiting.T
+        self._held = held
 
     def collect(self, came: Sequence[Rows]) -> tuple[Rows, Rows, Rows] | None:
         """Take members in, and forget the groups that are complete by that.
