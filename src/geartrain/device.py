@@ -147,6 +147,15 @@ def upload(values: NDArray[Any], device: torch.device | None) -> Tensor:
     return host if device is None or device.type == "cpu" else moved(host, device)
 
 
+def uploads(arrays: Sequence[NDArray[np.int64]], device: torch.device | None) -> list[Tensor]:
+    """Arrays of whole numbers as tensors of a device, all in one copy; as ``upload`` on the host."""
+    if device is None or device.type == "cpu":
+        return [torch.from_numpy(np.ascontiguousarray(each)) for each in arrays]
+    whole = moved(torch.from_numpy(np.concatenate([each.ravel() for each in arrays])), device)
+    parts = torch.split_with_sizes(whole, [each.size for each in arrays])
+    return [part.view(each.shape) for part, each in zip(parts, arrays, strict=True)]
+
+
 def moved(x: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device: x itself if it is there; waits for the copy only if that is the host.
 

@@ -32,7 +32,7 @@ from geartrain.runtime.threads import Threads
 from geartrain.sharing.shared_weights import SharedWeights
 from geartrain.train.options import Compute
 from geartrain.train.session import Session
-from tests.rigs import models
+from tests.rigs import models, whole
 from tests.rigs.passes import AT_ONCE, Quiet
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +40,7 @@ IMAGINED = ROOT / "tests" / "rigs" / "imagined.py"
 cuda = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU: torch sees no CUDA device here"
 )
+ALL = {**models.MODELS, **whole.MODELS}
 HOST, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
@@ -71,12 +72,13 @@ def in_all_ways(how_much: str, cases: tuple[str, ...], ways: int) -> None:
 CASES = [
     (("lists, activations", "lists, inputs", "trees", "flat", "sum"), 28),
     (("cells", "lists, graph", "gated", "mean", "max", "choice"), 34),
+    (("whole trees", "whole trees, own cells", "whole lists", "whole lists, RNN"), 26),
 ]
 
 
 @pytest.mark.timeout(300)
 def test_no_operation_meets_two_devices_and_no_firing_looks_at_a_number() -> None:
-    in_all_ways("few", tuple(case for cases, _ in CASES for case in cases), 11)
+    in_all_ways("few", tuple(case for cases, _ in CASES for case in cases), 15)
 
 
 @pytest.mark.slow
@@ -158,7 +160,7 @@ def test_rows_that_lie_elsewhere_come_to_a_graph_that_is_all_on_the_host() -> No
 
 
 def gradients(name: str, devices: list[torch.device], workers: int) -> dict[str, torch.Tensor]:
-    model = models.MODELS[name]()
+    model = ALL[name]()
     for k, module in enumerate(model.modules.values()):
         module.to(devices[k % len(devices)])
     parts = make_parts(model.graph, Rules(update_every=Flush()))
@@ -177,7 +179,7 @@ def gradients(name: str, devices: list[torch.device], workers: int) -> dict[str,
 
 
 @cuda
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     "devices", [[GPU], [GPU, HOST], [HOST, GPU]], ids=["gpu", "gpu and cpu", "cpu and gpu"]
@@ -235,7 +237,7 @@ def test_parts_on_two_gpus_find_the_gradients_of_the_cpu() -> None:
 
 
 @cuda
-@pytest.mark.parametrize("name", ["lists", "trees", "edges"])
+@pytest.mark.parametrize("name", ["lists", "trees", "edges", *whole.MODELS])
 def test_no_firing_on_a_gpu_waits_for_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fire = WorkerState.fire
 
@@ -247,8 +249,8 @@ def test_no_firing_on_a_gpu_waits_for_it(name: str, monkeypatch: pytest.MonkeyPa
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(WorkerState, "fire", watched)
-    model = models.MODELS[name]()
-    rules = Rules(optimizer=partial(torch.optim.Adam, lr=1e-3), update_every=20)
+    model = ALL[name]()
+    rules = Rules(optimizer=partial(torch.optim.Adam, lr=1e-3), update_every=5)
     fit = Session(model.graph, rules=rules, compute=Compute(device="cuda")).fit(
         model.data, epochs=2
     )

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import cycle
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -31,8 +32,9 @@ from geartrain.frames.precision import Precision
 from geartrain.graph.ends import Losing
 from geartrain.graph.graph import Graph
 from geartrain.graph.through import Through
-from geartrain.nn import GatedGraphCell, GatedSum, TreeLSTMBranch, VertexChoice
+from geartrain.nn import TreeLSTMBranch
 from geartrain.nodes import sums
+from geartrain.nodes.inside import Inside
 from geartrain.nodes.loss import Metric, Objective, accuracy, cross_entropy
 from geartrain.nodes.sums import Sums
 from geartrain.parts.rules import Clip, Flush, Rules
@@ -40,8 +42,9 @@ from geartrain.runtime.base import Feeder
 from geartrain.runtime.simulated import Simulated
 from geartrain.sharing.locks import NoLock
 from geartrain.sharing.shared_weights import SharedWeightsState
-from geartrain.whole.graph.choice import choice_accuracy, choice_loss
-from tests.rigs import models
+from geartrain.whole.tree import module as tree_module
+from geartrain.whole.tree.loader import Forest, forest_of
+from tests.rigs import models, whole
 from tests.rigs.passes import AT_ONCE, Quiet
 
 _setup_privateuseone_for_python_backend("imagined")
@@ -65,10 +68,20 @@ def fetch(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype)
 
 
+def chains(parent: Tensor, slot: Tensor, inside: Inside) -> Forest:
+    """Trees of the same sizes: those of the columns have no numbers, but are on the host."""
+    assert parent.is_cpu and slot.is_cpu
+    lengths = inside.lengths_on_host()
+    vertices = [np.arange(n) for n in lengths.tolist()]
+    above = [np.where(v == v.size - 1, -1, v + 2 - v % 2) for v in vertices]
+    return forest_of(np.concatenate(above), np.concatenate(vertices) % 2, lengths)
+
+
 transfer.pinned = lambda shape, dtype: torch.empty(shape, dtype=dtype)  # type: ignore[misc]
 transfer.recorded = lambda device: Never()  # type: ignore[assignment, misc]
 sums.read = lambda values: [0.0] * len(values)  # type: ignore[assignment, attr-defined, misc]
 transfer._fetched = fetch
+tree_module._forest = chains
 transfer.Verdicts.look = lambda self, wait=False: None  # type: ignore[method-assign, misc]
 add = Sums.add
 Sums.add = lambda s, name, values, *rest: None if values.is_cpu else add(s, name, values, *rest)  # type: ignore[method-assign, misc]
@@ -129,34 +142,6 @@ def flat() -> models.Model:
     return models.Model(graph, {"s": sent, "b": both}, model.plain, model.data, {})
 
 
-def gated() -> models.Model:
-    """``bundles`` by the ready modules."""
-    model = models.bundles()
-    cell, readout = GatedGraphCell(H, 3, steps=2), GatedSum(H, 0, 1)
-    cell, readout = cell.double(), readout.double()
-    graph = Graph(edge=("type",), value=("aim",))
-    state = graph.loop(name="state", run="steps")
-    state.join(graph.input("h", bundle=True, step=0))
-    after = state.through(cell, name="cell", inside=True)
-    more, done = after.move(step=lambda m: m.step + 1).where(lambda m: m.step < 3)
-    state.join(more)
-    pooled = done.through(readout, name="readout", inside=True, pool=True)
-    pooled.loss(lambda y, aim: (y[:, 0] - aim) ** 2, target="aim")
-    return models.Model(graph, {"c": cell, "r": readout}, model.plain, model.data, {})
-
-
-def choice() -> models.Model:
-    """A vertex of every bundle."""
-    model = models.bundles()
-    first, chooser = nn.Linear(H, H).double(), VertexChoice(H).double()
-    graph = Graph(edge=("type",), value=("aim",))
-    rows = graph.input("h", bundle=True).through(first, name="first")
-    rows.through(chooser, name="choice", read="vertex", inside=True, pool=True).loss(
-        choice_loss, "aim", metrics={"accuracy": choice_accuracy}
-    )
-    return models.Model(graph, {"c": chooser, "f": first}, model.plain, model.data, {})
-
-
 def reduced(how: str) -> models.Model:
     """Vertices grouped whole: sums, means and maxima of unequally many."""
     model = models.edges()
@@ -169,13 +154,16 @@ def reduced(how: str) -> models.Model:
     return models.Model(graph, {"f": first, "l": last}, model.plain, model.data, {})
 
 
+WHOLE = ("whole trees", "whole trees, own cells", "whole lists", "whole lists, RNN")
+
 CASES: Mapping[str, partial[models.Model]] = {
     **{f"lists, {keep}": partial(lists, keep) for keep in ("activations", "inputs", "graph")},
     "trees": partial(models.trees),
     "flat": partial(flat),
     "cells": partial(cells),
-    "gated": partial(gated),
-    "choice": partial(choice),
+    "gated": partial(whole.gated),
+    "choice": partial(whole.choice),
+    **{name: partial(whole.MODELS[name]) for name in WHOLE},
     **{how: partial(reduced, how) for how in ("sum", "mean", "max")},
 }
 
@@ -260,7 +248,7 @@ def run(
     assert {part.device for part in parts.values()} == set(devices)
 
 
-BY_AUTOGRAD = ("lists, inputs", "lists, graph", "trees", "choice")
+BY_AUTOGRAD = ("lists, inputs", "lists, graph", "trees", "choice", "whole trees, own cells")
 """Autograd has one queue for imagined devices, so these are not spread over two."""
 
 

@@ -64,7 +64,7 @@ class AbstractStream(AbstractRows):
                 of now), ``activations`` (a row kernel), ``graph`` (autograd's graph of one
                 message), ``auto`` (a kernel where there is one, else inputs).
             read: Frame or state columns handed to the module after the payload, as tensors
-                ``(n,)``.
+                ``(n,)``; on a GPU they are there, unless the module has ``reads_on_host = True``.
             inside: For bundles: the module gets an ``Inside`` (lengths, edges) as its last
                 argument.
             pool: For bundles: the module makes one row of each bundle.

@@ -157,9 +157,15 @@ def read_columns(
     lengths: IntArray | None,
     device: torch.device | None,
 ) -> list[Tensor]:
-    """The columns that a module reads, one entry a payload row."""
+    """The columns that a module reads, one entry a payload row.
+
+    They are on the device, but for a module with ``reads_on_host``, which decides by them what it
+    computes: that one has them on the host, where they were, and waits for nothing.
+    """
     if not call.read:
         return []
+    if device is not None and getattr(call.function, "reads_on_host", False):
+        device = None
     view = place.row_view(state, lengths)
     return [upload(getattr(view, name), device) for name in call.read]
 

@@ -40,6 +40,7 @@ class Cast(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
+        self.reads_on_host = getattr(function, "reads_on_host", False)
 
     def forward(self, *inputs: Any) -> object:
         outputs = self.function(*(widened(x) if isinstance(x, Tensor) else x for x in inputs))

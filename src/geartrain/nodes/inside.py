@@ -1,6 +1,7 @@
 """What a module sees of the bundles whose rows it gets, looked up when it asks.
 
 slots, lengths ─► Inside ─► lengths, segment            at once
+                         ├► lengths_on_host()           the array that they came from
                          ├► on_host("type"), ...        a column when it is first read
                          └► edges["type"], ...          the same, on the device of the module
 """
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from geartrain.device import upload
+from geartrain.device import upload, uploads
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Arena
 from geartrain.frames.message import IntArray, ranges
@@ -35,6 +36,7 @@ class Inside:
             the order that it gives them; ``source`` and ``target`` number the rows of
             this batch. Empty where instances have no edges.
         host: Edge columns as arrays, where they are at hand.
+        sizes: Lengths as an array, where they are at hand.
 
     Tensors are on the device where the module computes.
     """
@@ -43,6 +45,11 @@ class Inside:
     segment: Tensor
     edges: Mapping[str, Tensor]
     host: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    sizes: IntArray | None = None
+
+    def lengths_on_host(self) -> IntArray:
+        """Lengths for numpy, int64 ``(n,)``; waits as ``on_host`` does."""
+        return self.lengths.cpu().numpy() if self.sizes is None else self.sizes
 
     def on_host(self, column: str) -> NDArray[Any]:
         """An edge column for numpy; waits for a device only where the engine did not make this."""
@@ -72,11 +79,11 @@ def look_inside(
     if lengths is None:
         lengths = np.ones(slots.size, np.int64)
     segment = np.arange(lengths.size).repeat(lengths)
-    at, of = upload(lengths, device), upload(segment, device)
+    at, of = uploads((lengths, segment), device)
     if not place.arena.has_edges:
-        return Inside(at, of, {})
+        return Inside(at, of, {}, {}, lengths)
     columns = ColumnsInside(place.arena, slots, lengths)
-    return Inside(at, of, EdgesInside(columns, device), columns)
+    return Inside(at, of, EdgesInside(columns, device), columns, lengths)
 
 
 @final
@@ -158,8 +165,17 @@ class EdgesInside(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         found = self._found.get(name)
         if found is None:
-            found = self._found[name] = upload(self._columns[name], self._device)
+            found = self._found[name] = self._uploaded(name)
         return found
+
+    def _uploaded(self, name: str) -> Tensor:
+        """A column on the device; who reads one end of the edges reads the other."""
+        ends = ("source", "target")
+        if name not in ends:
+            return upload(self._columns[name], self._device)
+        both = uploads([self._columns[end] for end in ends], self._device)
+        self._found.update(zip(ends, both, strict=True))
+        return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)

@@ -169,7 +169,7 @@ class Remembering(AbstractKernel):
                 self._graphs.popitem(last=False)
             return outputs, (*inputs, cast(Tensor, recorded.seeds), tickets)
         if not self.remembers or not all(x.is_cpu for x in inputs):
-            return self._again.evaluate(inputs, inside), (*inputs, tickets.to(inputs[0].device))
+            return self._again.evaluate(inputs, inside), (*inputs, tickets)
         outputs, self._graphs[self._next] = self._run(inputs, inside)
         if len(self._graphs) > MOST_GRAPHS:
             self._graphs.popitem(last=False)
@@ -298,7 +298,7 @@ class Remembering(AbstractKernel):
         wanted: bool = True,
     ) -> Gradient:
         (tickets,) = gathered(kept[-1:], rows)
-        numbers = distinct((tickets >> _SHIFT).numpy()).tolist() if tickets.is_cpu else []
+        numbers = distinct((tickets >> _SHIFT).numpy()).tolist() if self._graphs else []
         graphs = [self._graphs.pop(number, None) for number in numbers]
         order = None
         mixed = into.of_several and any(isinstance(g, RecordedGraph) for g in graphs)

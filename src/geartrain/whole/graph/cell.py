@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from geartrain.device import upload
+from geartrain.device import upload, uploads
 from geartrain.errors import DataError, GraphError
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.graph.admission import Brought, require_range
@@ -166,15 +166,22 @@ class _Senders:
         vertex: int64 ``(pairs,)``, rows of the batch.
         bounds: Pairs of type t are ``bounds[t]`` to ``bounds[t + 1]``.
         of_edge: int64 ``(E,)``, the pair whose message an edge carries.
+        target: int64 ``(E,)``, the row that hears it.
     """
 
     vertex: Tensor
     bounds: list[int]
     of_edge: Tensor
+    target: Tensor
 
 
 def _senders(
-    rows: int, types: int, source: IntArray, kind: IntArray, device: torch.device
+    rows: int,
+    types: int,
+    source: IntArray,
+    target: IntArray,
+    kind: IntArray,
+    device: torch.device,
 ) -> _Senders:
     pair = kind * rows + source
     occurs = np.zeros(types * rows, np.bool_)
@@ -182,7 +189,8 @@ def _senders(
     number = np.cumsum(occurs)
     bounds = [0, *number[rows - 1 :: rows].tolist()] if rows else [0] * (types + 1)
     vertex = np.flatnonzero(occurs) % max(rows, 1)
-    return _Senders(upload(vertex, device), bounds, upload(number[pair] - 1, device))
+    sends, of_edge, hears = uploads((vertex, number[pair] - 1, target), device)
+    return _Senders(sends, bounds, of_edge, hears)
 
 
 @final
@@ -225,7 +233,7 @@ class _CellKernel(AbstractKernel):
                 for of_type, weight, bias in self._by_type(senders)
             ]
             sent = torch.cat(messages).index_select(0, senders.of_edge)
-            heard = torch.zeros_like(h).index_add_(0, inside.edges["target"], sent)
+            heard = torch.zeros_like(h).index_add_(0, senders.target, sent)
             kept[:, step, 0] = heard
             (h,), (_, _, kept[:, step, 1:]) = self._gru.forward((heard, h))
         return h
@@ -283,7 +291,7 @@ class _CellKernel(AbstractKernel):
             gates = kept[:, step, 1:].contiguous()
             d_heard, dh = self._gru.backward((d,), (heard, before, gates), None, into)
             assert d_heard is not None and dh is not None
-            self._messages_back(d_heard, before, senders, inside, dh, into)
+            self._messages_back(d_heard, before, senders, dh, into)
             d = dh
         return d
 
@@ -292,12 +300,11 @@ class _CellKernel(AbstractKernel):
         d_heard: Tensor,
         h: Tensor,
         senders: _Senders,
-        inside: Inside,
         dh: Tensor,
         into: GradientSum,
     ) -> None:
         """The gradients of the messages' weights; what reaches h is added to ``dh``."""
-        d_sent = d_heard.index_select(0, inside.edges["target"])
+        d_sent = d_heard.index_select(0, senders.target)
         d_made = h.new_zeros((senders.vertex.shape[0], h.shape[1]))
         d_made.index_add_(0, senders.of_edge, d_sent)
         message = self._module.message
@@ -348,7 +355,7 @@ class _CellKernel(AbstractKernel):
         for column in (source, target):
             if column.size and (column.min() < 0 or column.max() >= rows):
                 raise self._edges(inside).refuse(rows, types)
-        return _senders(rows, types, source, kind, h.device)
+        return _senders(rows, types, source, target, kind, h.device)
 
     def _by_type(self, senders: _Senders) -> list[tuple[slice, Tensor, Tensor | None]]:
         """For each type: which pairs send, weight, bias."""

@@ -13,12 +13,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, cast, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from geartrain.device import uploads
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.graph.admission import Brought, check_of
 from geartrain.native.maps import map_backward, map_forward
+from geartrain.native.rows import take
 from geartrain.nn.cells import TokenRNN
 from geartrain.nn.recurrent import hidden_gradient, squash_hidden_
 from geartrain.nodes.gradient import GradientSum
@@ -69,26 +72,22 @@ class WholeList(nn.Module):
         self.hidden = _width(cell) if hidden is None else hidden
 
     def forward(self, x: Tensor, inside: Inside) -> Tensor | tuple[Tensor, ...]:
-        lengths = inside.lengths
-        order, starts = _longest_first(lengths)
+        at = _Placed(inside, x.device)
+        x = x.index_select(0, at.rows)
         like = next((p for p in self.cell.parameters() if p.is_floating_point()), x)
         state = tuple(
-            torch.zeros(lengths.shape[0], self.hidden, dtype=like.dtype, device=x.device)
+            torch.zeros(at.lists, self.hidden, dtype=like.dtype, device=x.device)
             for _ in range(self.states)
         )
+        none = tuple(s[:1] for s in state)
         made: list[tuple[Tensor, ...]] = []  # behind each step, of the lists that have it
-        ended: list[tuple[Tensor, ...]] = []  # of lists that end, the shortest first
-        rows: list[Tensor] = []
-        for step, n in enumerate(_going(lengths)):
-            ended.append(tuple(s[n:] for s in state))
-            rows.append(starts[:n] + step)
-            state = self._step(x.index_select(0, rows[-1]), tuple(s[:n] for s in state))
+        for v in at.steps:
+            state = self._step(x[v], tuple(s[: v.stop - v.start] for s in state))
             made.append(state)
-        if self.every:
-            return self._placed([torch.cat(s) for s in zip(*made, strict=True)], torch.cat(rows))
-        ended.append(state)
-        last = [torch.cat(s) for s in zip(*reversed(ended), strict=True)]
-        return self._placed(last, order)
+        made.append(none)  # of a list without a vertex
+        where = at.place if self.every else at.last
+        found = tuple(torch.cat(s).index_select(0, where) for s in zip(*made, strict=True))
+        return found[0] if len(found) == 1 else found
 
     def check_instances(self, brought: Brought) -> None:
         """What the cell demands of what it reads, given to it as a column.
@@ -117,13 +116,6 @@ class WholeList(nn.Module):
         made = cell(x, *state) if isinstance(cell, nn.RNNCellBase) else cell(*state, x)
         return (made,) if isinstance(made, Tensor) else tuple(made)
 
-    def _placed(self, columns: list[Tensor], where: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """The columns in the order of the batch, of which they have the places given."""
-        back = torch.empty_like(where)
-        back[where] = torch.arange(where.shape[0], device=where.device)
-        found = tuple(column.index_select(0, back) for column in columns)
-        return found[0] if len(found) == 1 else found
-
 
 def _width(cell: nn.Module) -> int:
     for name in ("hidden", "hidden_size"):
@@ -137,10 +129,44 @@ def _width(cell: nn.Module) -> int:
     )
 
 
-def _going(lengths: Tensor) -> list[int]:
-    """How many lists have a first, a second, ... vertex."""
-    ended = torch.bincount(lengths).cumsum(0)
-    return (lengths.shape[0] - ended[:-1]).tolist()
+@final
+class _Placed:
+    """Lists step by step, the longest first, as tensors where the rows are: in one copy.
+
+    Attributes:
+        lists: How many there are.
+        order: ``rows`` as an array.
+        steps: For each step which of the order are in it: of fewer lists from step to step.
+        rows: int64 ``(rows,)``, the vertices step by step.
+        place: int64 ``(rows,)``, where in that order each vertex is.
+        last: int64 ``(lists,)``, where in that order the last vertex of each list is; of an empty
+            list the number of rows.
+        before: int64, where in that order the vertex before each is, but for the first of lists.
+    """
+
+    def __init__(self, inside: Inside, device: torch.device) -> None:
+        lengths = inside.lengths_on_host()
+        self.lists, total = lengths.size, int(lengths.sum())
+        longest = np.argsort(-lengths, kind="stable")
+        going = self.lists - np.bincount(lengths, minlength=1).cumsum()[:-1]
+        ends = going.cumsum()
+        self.steps = [
+            slice(end - n, end) for end, n in zip(ends.tolist(), going.tolist(), strict=True)
+        ]
+        number = np.empty_like(longest)
+        number[longest] = np.arange(self.lists)
+        # Vertex k of a list is behind all of the steps before, at the number of the list.
+        step = np.arange(total) - (lengths.cumsum() - lengths).repeat(lengths)
+        place = (ends - going)[step] + number.repeat(lengths)
+        rows = np.empty_like(place)
+        rows[place] = np.arange(total)
+        last = np.full(self.lists, total)
+        some = np.flatnonzero(lengths)
+        last[some] = place[(lengths.cumsum() - 1)[some]]
+        first = int(going[0]) if going.size else 0
+        before = np.arange(first, total) - going[:-1].repeat(going[1:])
+        self.order = rows
+        self.rows, self.place, self.last, self.before = uploads((rows, place, last, before), device)
 
 
 class _AbstractDrive(ABC):
@@ -278,13 +304,13 @@ class _ListKernel(AbstractKernel):
     ) -> tuple[Payload, Payload]:
         assert inside is not None
         (read,) = inputs
-        drive, lengths, n = self._drive, inside.lengths, read.shape[0]
+        drive, n = self._drive, read.shape[0]
         table = drive.table(n)
         x, tokens = drive.driven(read, table), read if table is not None else None
         kept = x.new_empty((n, x.shape[1])) if room is None else room
-        last = lists_forward(x, tokens, lengths, drive.weight, kept, is_tanh=drive.is_tanh)
+        last = lists_forward(x, tokens, inside.lengths, drive.weight, kept, is_tanh=drive.is_tanh)
         if last is None:
-            last = self._steps(x, tokens, lengths, kept)
+            last = self._steps(x, tokens, _Placed(inside, x.device), kept)
         return (kept.clone() if self._every else last,), (read, kept)
 
     def backward(
@@ -301,7 +327,7 @@ class _ListKernel(AbstractKernel):
         (dy,), (read, states) = gradients, kept
         if dy is None:
             return (None,)
-        drive, lengths = self._drive, inside.lengths
+        drive = self._drive
         table = drive.table(states.shape[0] if rows is None else rows.size)
         tokens = read if table is not None else None
         found = lists_backward(
@@ -309,7 +335,7 @@ class _ListKernel(AbstractKernel):
             states,
             tokens,
             rows,
-            lengths,
+            inside.lengths,
             drive.weight,
             table or 0,
             is_tanh=drive.is_tanh,
@@ -318,62 +344,51 @@ class _ListKernel(AbstractKernel):
         if table is None or found is None:
             (read,) = gathered((read,), rows)
         if found is None:
-            (states,) = gathered((states,), rows)
-            found = self._steps_back(dy, read, states, lengths, table)
+            at = _Placed(inside, dy.device)
+            (states,) = take((states,), at.order if rows is None else rows[at.order])
+            found = self._steps_back(dy, read, states, at, table)
         d, d_weight = found
         drive.learn(d_weight, into)
         return (drive.back(d, read, table, into, wanted=wanted),)
 
-    def _steps(self, x: Tensor, tokens: Tensor | None, lengths: Tensor, kept: Tensor) -> Tensor:
+    def _steps(self, x: Tensor, tokens: Tensor | None, at: _Placed, kept: Tensor) -> Tensor:
         """What ``lists_forward`` does, in torch."""
         if tokens is not None:
             require_tokens(tokens, x.shape[0])
         drive, f = self._drive, "tanh" if self._drive.is_tanh else "relu"
-        order, starts = _longest_first(lengths)
-        last = x.new_zeros((lengths.shape[0], x.shape[1]))
-        h = last
-        for step, n in enumerate(_going(lengths)):
-            rows = starts[:n] + step
-            h = x.index_select(0, rows if tokens is None else tokens[rows]).addmm_(
-                h[:n], drive.weight.t()
-            )
+        x = x.index_select(0, at.rows if tokens is None else tokens.index_select(0, at.rows))
+        made = x.new_zeros((x.shape[0] + 1, x.shape[1]))  # the last one is of lists without any
+        turned = drive.weight.t()
+        h = x.new_zeros((at.lists, x.shape[1]))
+        for v in at.steps:
+            h = torch.addmm(x[v], h[: v.stop - v.start], turned, out=made[v])
             squash_hidden_(h, f)
-            kept[rows] = h
-            last[order[:n]] = h
-        return last
+        kept.index_copy_(0, at.rows, made[:-1])
+        return made.index_select(0, at.last)
 
     def _steps_back(
-        self, dy: Tensor, read: Tensor, kept: Tensor, lengths: Tensor, table: int | None
+        self, dy: Tensor, read: Tensor, kept: Tensor, at: _Placed, table: int | None
     ) -> tuple[Tensor, Tensor]:
-        """What ``lists_backward`` does, in torch."""
-        drive, f = self._drive, "tanh" if self._drive.is_tanh else "relu"
-        order, starts = _longest_first(lengths)
-        d = torch.empty_like(kept)
-        d_weight = torch.zeros_like(drive.weight)
-        g = dy.new_zeros((0, dy.shape[1]))
-        going = _going(lengths)
-        for step in reversed(range(len(going))):
-            n, before = going[step], g.shape[0]
-            rows = starts[:n] + step
-            if self._every:
-                more, g = g, dy.index_select(0, rows)
-                g[:before] += more
-            else:
-                g = torch.cat([g, dy.index_select(0, order[before:n])])
-            slope = hidden_gradient(g, kept.index_select(0, rows), f)
-            d[rows] = slope
-            if step:
-                d_weight.addmm_(slope.t(), kept.index_select(0, rows - 1))
-                g = slope @ drive.weight
+        """What ``lists_backward`` does, in torch; kept is in the order of steps."""
+        weight, f = self._drive.weight, "tanh" if self._drive.is_tanh else "relu"
+        d = dy.new_zeros((kept.shape[0] + 1, dy.shape[1]))
+        if self._every:
+            torch.index_select(dy, 0, at.rows, out=d[:-1])
+        else:
+            d.index_copy_(0, at.last, dy)
+        d, first = d[:-1], 0
+        for k in reversed(range(len(at.steps))):
+            v = at.steps[k]
+            d[v] = hidden_gradient(d[v], kept[v], f)
+            first = v.stop
+            if k:
+                start = at.steps[k - 1].start
+                d[start : start + v.stop - v.start].addmm_(d[v], weight)
+        d_weight = d[first:].t() @ kept.index_select(0, at.before)
+        d = d.index_select(0, at.place)
         if table is None:
             return d, d_weight
         return d.new_zeros((table, d.shape[1])).index_add_(0, read, d), d_weight
-
-
-def _longest_first(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Lists by length, and the first row of each in that order."""
-    order = lengths.argsort(descending=True, stable=True)
-    return order, (lengths.cumsum(0) - lengths)[order]
 
 
 __all__ = ["WholeList"]

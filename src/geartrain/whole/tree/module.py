@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from geartrain.device import upload
+from geartrain.device import uploads
 from geartrain.errors import DataError
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.graph.admission import Brought, check_of
+from geartrain.native.rows import take
 from geartrain.nn.cells import TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.nodes.call import as_payload
 from geartrain.nodes.gradient import GradientSum
@@ -74,30 +75,24 @@ class WholeTree(nn.Module):
     arXiv:1702.02181.
     """
 
+    reads_on_host = True
+
     def __init__(self, leaf: nn.Module, branch: nn.Module) -> None:
         super().__init__()
         self.leaf, self.branch = leaf, branch
 
     def forward(self, x: Tensor, parent: Tensor, slot: Tensor, inside: Inside) -> Tensor:
-        forest = _forest(parent, slot, inside)
-        order, child = upload(forest.order, x.device), upload(forest.child, x.device)
-        leaves = forest.leaves
-        place = torch.empty_like(order)
-        place[order] = torch.arange(order.shape[0], device=order.device)
-        below = place[child]
-        made = as_payload(self.leaf(x.index_select(0, order[:leaves])))
-        states = [y.new_empty((order.shape[0], *y.shape[1:])) for y in made]
-        begin = 0
-        for end in forest.bounds[1:].tolist():
-            if begin:
-                pairs = below[begin - leaves : end - leaves].flatten()
-                chosen = [s.index_select(0, pairs) for s in states]
+        at = _Placed(_forest(parent, slot, inside), x.device)
+        made = as_payload(self.leaf(x.index_select(0, at.leaves)))
+        states = [y.new_empty((x.shape[0], *y.shape[1:])) for y in made]
+        for v, pair in at.heights():
+            if pair is not None:
+                chosen = [s.index_select(0, pair) for s in states]
                 given = [s.view(-1, 2, *s.shape[1:]) for s in chosen]
                 made = as_payload(self.branch(*given))
             for state, y in zip(states, made, strict=True):
-                state[begin:end] = y
-            begin = end
-        return states[0].index_select(0, place)
+                state[v] = y
+        return states[0].index_select(0, at.place)
 
     def check_instances(self, brought: Brought) -> None:
         """Binary trees, and what the leaf demands of those of its rows that are leaves.
@@ -143,13 +138,13 @@ def _require_integers(parent: Tensor, slot: Tensor) -> None:
 
 def _forest(parent: Tensor, slot: Tensor, inside: Inside) -> Forest:
     _require_integers(parent, slot)
-    return forest_of(*(x.cpu().numpy() for x in (parent, slot, inside.lengths)))
+    return forest_of(parent.cpu().numpy(), slot.cpu().numpy(), inside.lengths_on_host())
 
 
 def _groups(parent: Tensor, slot: Tensor, inside: Inside, hidden: int) -> list[TreeGroup]:
     """As many trees at a time as stay near between one height and the next; all threads busy."""
     _require_integers(parent, slot)
-    parents, slots, lengths = (x.numpy() for x in (parent, slot, inside.lengths))
+    parents, slots, lengths = parent.numpy(), slot.numpy(), inside.lengths_on_host()
     ends, total = lengths.cumsum(), parents.size
     threads = threads_of(total, hidden)
     most = -(-total // (threads * -(-total // (threads * ROWS_AT_ONCE)))) if total else 1
@@ -204,7 +199,9 @@ class _TreeKernel(AbstractKernel):
             entering = [self._entering(x[g.rows].index_select(0, g.leaves)) for g in groups]
             done = forest_forward(groups, entering, weights, kept, h)
         if not done:
-            self._heights(x, _Placed(_forest(parent, slot, inside), x.device), weights, kept, h)
+            at = _Placed(_forest(parent, slot, inside), x.device)
+            for whole, made in zip((kept, h), self._heights(x, at, weights), strict=True):
+                whole.index_copy_(0, at.order, made)
         return (h,), (x, parent, slot, kept)
 
     def backward(
@@ -230,8 +227,9 @@ class _TreeKernel(AbstractKernel):
             found = forest_backward(groups, dh.contiguous(), gates, rows, weights, wanted=wanted)
             places = [(g.rows, g.leaves) for g in groups]
         if found is None:
-            (gates,) = gathered((gates,), rows)
-            at = _Placed(_forest(parent, slot, inside), dh.device)
+            forest = _forest(parent, slot, inside)
+            at = _Placed(forest, dh.device)
+            (gates,) = take((gates,), forest.order if rows is None else rows[forest.order])
             found = self._heights_back(dh, at, weights, gates, wanted=wanted)
             places = [(slice(0, x.shape[0]), at.leaves)] if x.shape[0] else []
         if places:
@@ -248,14 +246,15 @@ class _TreeKernel(AbstractKernel):
                 dx[mine].index_copy_(0, leaves, each)
         return dx, None, None
 
-    def _heights(
-        self, x: Tensor, at: _Placed, weights: TreeWeights, kept: Tensor, h: Tensor
-    ) -> None:
-        """What ``forest_forward`` does, in torch."""
+    def _heights(self, x: Tensor, at: _Placed, weights: TreeWeights) -> tuple[Tensor, Tensor]:
+        """What ``forest_forward`` does, in torch: what is kept, and h, in the order of heights."""
         width, entering = weights.hidden, self._entering(x.index_select(0, at.leaves))
+        kept = entering.new_empty((x.shape[0], weights.kept()))
+        h = entering.new_empty((x.shape[0], width))
+        cells = kept[:, _C * width : _REST * width]
         for v, pair in at.heights():
             if pair is None:
-                rest = entering
+                forget = entering
                 made = affine(entering, weights.leaf, weights.leaf_bias)
                 i, o = made[:, : 2 * width].sigmoid().chunk(2, 1)
                 u = made[:, 2 * width :].tanh()
@@ -264,48 +263,59 @@ class _TreeKernel(AbstractKernel):
                 below = h.index_select(0, pair).view(-1, 2 * width)
                 made = affine(below, weights.branch, weights.branch_bias)
                 gates = made[:, : 4 * width].sigmoid()
-                i, rest, o = gates.split([width, 2 * width, width], 1)  # type: ignore[no-untyped-call]
+                i, forget, o = gates.split([width, 2 * width, width], 1)  # type: ignore[no-untyped-call]
                 u = made[:, 4 * width :].tanh()
-                c_below = kept.index_select(0, pair)[:, _C * width : _REST * width]
-                c = i * u + (rest.reshape(-1, 2, width) * c_below.view(-1, 2, width)).sum(1)
+                f, c_below = (
+                    each.view(-1, 2, width)
+                    for each in (forget.contiguous(), cells.index_select(0, pair))
+                )
+                c = i * u + (f * c_below).sum(1)
             t = c.tanh()
-            row = torch.cat([i, o, u, t, c, rest], 1)
-            kept[v, : row.shape[1]] = row
-            h[v] = o * t
+            row = [i, o, u, t, c, forget]
+            torch.cat(row, 1, out=kept[v, : _REST * width + forget.shape[1]])
+            torch.mul(o, t, out=h[v])
+        return kept, h
 
     def _heights_back(
         self, dh: Tensor, at: _Placed, weights: TreeWeights, kept: Tensor, *, wanted: bool
     ) -> TreeSlopes:
-        """What ``forest_backward`` does, in torch."""
+        """What ``forest_backward`` does, in torch; kept in the order of heights.
+
+        What a height adds to the weights waits for one product of all, and what does not depend on
+        the height above is computed for all vertices at once.
+        """
         width, depth = weights.hidden, weights.depth
-        d, dc = dh.clone(), torch.zeros_like(dh)
-        slopes = [torch.zeros_like(w) for w in weights.trained()]
-        leaf, leaf_bias, branch, branch_bias = slopes
-        d_x = dh.new_empty((0, depth))
+        branches, leaves = at.below.shape[0], kept.shape[0] - at.below.shape[0]
+        i, o, u, t, c = kept[:, : _REST * width].chunk(_REST, 1)
+        f = kept[leaves:, _REST * width : (_REST + 2) * width]
+        below = at.below.flatten()
+        c_below, h_below = (
+            each.index_select(0, below).view(branches, 2 * width) for each in (c, o * t)
+        )
+        into_c, of_o = o * (1 - t * t), t * (o * (1 - o))
+        of_i, of_u = u * (i * (1 - i)), i * (1 - u * u)
+        of_f = c_below * (f * (1 - f))
+        of_leaf = torch.cat([of_i[:leaves], of_o[:leaves], of_u[:leaves]], 1)
+        of_branch = torch.cat([of_i[leaves:], of_f, of_o[leaves:], of_u[leaves:]], 1)
+        d, dc = dh.index_select(0, at.order), torch.zeros_like(dh)
         for v, pair in reversed(list(at.heights())):
-            row = kept.index_select(0, v)
-            i, o, u, t, _ = row[:, : _REST * width].chunk(_REST, 1)
-            whole = d[v] * o * (1 - t * t) + dc[v]
-            d_i = whole * u * (i * (1 - i))
-            d_o = d[v] * t * (o * (1 - o))
-            d_u = whole * i * (1 - u * u)
+            dc[v].addcmul_(d[v], into_c[v])
             if pair is None:
-                gates = torch.cat([d_i, d_o, d_u], 1)
-                leaf.addmm_(gates.t(), row[:, _REST * width : _REST * width + depth])
-                leaf_bias += gates.sum(0)
-                d_x = gates @ weights.leaf if wanted else d_x
+                of_leaf.mul_(torch.cat([dc[v], d[v], dc[v]], 1))
                 continue
-            f = row[:, _REST * width : (_REST + 2) * width].reshape(-1, 2, width)
-            _, o_below, _, t_below, c_below = (
-                kept.index_select(0, pair)[:, : _REST * width].view(-1, 2, _REST, width).unbind(2)
-            )
-            d_f = (whole[:, None] * c_below * (f * (1 - f))).flatten(1)
-            gates = torch.cat([d_i, d_f, d_o, d_u], 1)
-            dc[pair] = (whole[:, None] * f).view(-1, width)  # a vertex has one parent
-            d[pair] += (gates @ weights.branch).view(-1, width)
-            branch.addmm_(gates.t(), (o_below * t_below).flatten(1))
-            branch_bias += gates.sum(0)
-        return TreeSlopes([d_x] if wanted else [], leaf, leaf_bias, branch, branch_bias)
+            mine = slice(v.start - leaves, v.stop - leaves)
+            whole = dc[v]
+            gates = of_branch[mine].mul_(torch.cat([whole, whole, whole, d[v], whole], 1))
+            passed = f[mine].view(-1, 2, width) * whole[:, None]
+            dc.index_copy_(0, pair, passed.view(-1, width))  # a vertex has one parent
+            d.index_add_(0, pair, (gates @ weights.branch).view(-1, width))
+        return TreeSlopes(
+            [of_leaf @ weights.leaf] if wanted else [],
+            of_leaf.t() @ kept[:leaves, _REST * width : _REST * width + depth],
+            of_leaf.sum(0),
+            of_branch.t() @ h_below,
+            of_branch.sum(0),
+        )
 
     def _entering(self, x: Tensor) -> Tensor:
         if self._table is not None:
@@ -326,20 +336,30 @@ _C, _REST = 4, 5  # of what is kept of a vertex, in widths: i, o, u, tanh(c), c 
 
 @final
 class _Placed:
-    """A forest as tensors where the rows are."""
+    """A forest as tensors where the rows are, which get there in one copy.
+
+    Attributes:
+        order: int64 ``(rows,)``, the vertices height by height.
+        place: int64 ``(rows,)``, where in that order each vertex is.
+        below: int64 ``(branches, 2)``, where in that order the children of each branch are.
+    """
 
     def __init__(self, forest: Forest, device: torch.device) -> None:
+        place = np.empty_like(forest.order)
+        place[forest.order] = np.arange(place.size)
+        self.order, self.place, self.below = uploads(
+            (forest.order, place, place[forest.child]), device
+        )
         self._bounds: list[int] = forest.bounds.tolist()
-        self._order = upload(forest.order, device)
-        self._child = upload(forest.child, device)
-        self.leaves = self._order[: forest.leaves]
+        self.leaves = self.order[: forest.leaves]
 
-    def heights(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """For each height its vertices, and their children in pairs; None: leaves."""
+    def heights(self) -> Iterator[tuple[slice, Tensor | None]]:
+        """For each height which of the order they are, and their children there in pairs; None:
+        leaves."""
         begin, leaves = 0, self._bounds[1]
         for end in self._bounds[1:]:
-            pair = self._child[begin - leaves : end - leaves].flatten() if begin else None
-            yield self._order[begin:end], pair
+            pair = self.below[begin - leaves : end - leaves].flatten() if begin else None
+            yield slice(begin, end), pair
             begin = end
 
 
