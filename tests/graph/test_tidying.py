@@ -25,7 +25,7 @@ def test_the_heap_gives_back_when_fewer_calls_are_made_one_by_one_than_before(
     tried: list[int] = []
     heap = SimpleNamespace(give_back=given.append, tried=lambda: tried.append(len(given)))
     monkeypatch.setattr(listing, "heap", heap)
-    one = Listing([], LoopKernels([]))
+    one = Listing([], LoopKernels([]), able=True)
     turns = [(30, None), (30, None), (30, 20), (30, 30), (40, 40), (40, 30)]
     for calls, made in turns:
         given.append(0)

@@ -31,10 +31,12 @@ from geartrain.frames.instance import Instance
 from geartrain.frames.precision import Precision
 from geartrain.graph.ends import Losing
 from geartrain.graph.graph import Graph
+from geartrain.graph.region import Run
 from geartrain.graph.through import Through
 from geartrain.nn import TreeLSTMBranch
 from geartrain.nodes import sums
 from geartrain.nodes.inside import Inside
+from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loss import Metric, Objective, accuracy, cross_entropy
 from geartrain.nodes.sums import Sums
 from geartrain.parts.rules import Clip, Flush, Rules
@@ -90,13 +92,13 @@ Objective._refuse_classes = lambda *args: None  # type: ignore[method-assign, mi
 packer.check_finite = lambda *args: None  # type: ignore[assignment, attr-defined]
 
 
-def cells() -> models.Model:
+def cells(run: Run = "steps") -> models.Model:
     """``trees`` with a row kernel for its branches, a broadcast, and losses of some rows."""
     model = models.trees()
     words, branch = nn.Embedding(11, 2 * H), TreeLSTMBranch(H)
     readout = nn.Sequential(nn.Linear(H, H), nn.ReLU(), nn.Linear(H, 5))
     graph = Graph(vertex=("parent", "slot", "label"))
-    nodes = graph.loop(name="nodes", run="steps")
+    nodes = graph.loop(name="nodes", run=run)
     leaves = graph.input("word").through(words, name="words")
     h, c = leaves.split(H, H)
     nodes.join(graph.concat(h, c, on=("vertex",), how="tuple"))
@@ -111,12 +113,12 @@ def cells() -> models.Model:
     return models.Model(graph, {"w": words, "b": branch, "r": readout}, model.plain, model.data, {})
 
 
-def lists(keep: str) -> models.Model:
+def lists(keep: str, run: Run = "steps") -> models.Model:
     """``lists`` without torch's fused cells, which know no fake tensors."""
     model = models.lists()
     word, step = nn.Linear(H, H).double(), nn.Sequential(nn.Linear(H, H), nn.Tanh()).double()
     graph = Graph(vertex=("token",), value=("label",))
-    state = graph.loop(run="steps")
+    state = graph.loop(run=run)
     state.join(graph.input("h"))
     more, done = state.through(step, name="step", keep=keep).where(lambda m: m.vertex < m.size - 1)
     state.join(more.move(vertex=lambda m: m.vertex + 1))
@@ -159,6 +161,10 @@ WHOLE = ("whole trees", "whole trees, own cells", "whole lists", "whole lists, R
 CASES: Mapping[str, partial[models.Model]] = {
     **{f"lists, {keep}": partial(lists, keep) for keep in ("activations", "inputs", "graph")},
     "trees": partial(models.trees),
+    "lists in one firing": partial(lists, "activations", "auto"),
+    "lists in one firing, inputs": partial(lists, "inputs", "auto"),
+    "trees in one firing": partial(models.trees, run="auto"),
+    "cells in one firing": partial(cells, "auto"),
     "flat": partial(flat),
     "cells": partial(cells),
     "gated": partial(whole.gated),
@@ -221,6 +227,8 @@ def run(
     devices: Sequence[torch.device],
     fed: torch.device | None,
     how: How,
+    *,
+    in_one_firing: bool,
 ) -> None:
     """Train and evaluate a pass."""
     there: Iterator[torch.device] = cycle(devices)
@@ -239,6 +247,8 @@ def run(
     settings = Settings(max_active=5, ramp=AT_ONCE, precision=how.precision, device=fed)
     sharing = SharedWeightsState(parts, 2, NoLock) if how.shared else None
     engine = Engine(model.graph, parts, settings, workers=2, sharing=sharing)
+    whole = [node for node in engine.wiring.nodes.values() if isinstance(node, LoopNode)]
+    assert whole or not in_one_firing or len(devices) > 1
     for train in (True, False):
         engine.begin(train=train)
         Simulated(2, seed=1).run(engine, Feeder(iter(data)), Quiet())
@@ -248,7 +258,10 @@ def run(
     assert {part.device for part in parts.values()} == set(devices)
 
 
-BY_AUTOGRAD = ("lists, inputs", "lists, graph", "trees", "choice", "whole trees, own cells")
+BY_AUTOGRAD = (
+    *("lists, inputs", "lists, graph", "lists in one firing, inputs", "trees"),
+    *("trees in one firing", "choice", "whole trees, own cells"),
+)
 """Autograd has one queue for imagined devices, so these are not spread over two."""
 
 
@@ -273,6 +286,6 @@ for case in names:
         made = build()
         data = made.data if how_much == "all" else few(made.data)
         with imagined:
-            run(made, data, way.devices, way.fed, how)
+            run(made, data, way.devices, way.fed, how, in_one_firing="in one firing" in case)
         assert bool(fetched) != nobody_waits, f"{case}, {way}, {how}: fetched {fetched[:5]}"
         sys.stdout.write(f"{case}, {way.name}, {how.name}\n")

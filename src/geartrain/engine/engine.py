@@ -35,8 +35,9 @@ from geartrain.graph.ends import Losing
 from geartrain.graph.graph import Graph
 from geartrain.graph.looping import Looping
 from geartrain.graph.operator import AbstractOperator
+from geartrain.graph.owners import Owner
 from geartrain.graph.through import Through
-from geartrain.graph.wiring import Owner, Wiring, wire
+from geartrain.graph.wiring import Wiring, wire
 from geartrain.nodes.kernel import modules_in
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loss import Collected, LossNode, Objective, OutputNode

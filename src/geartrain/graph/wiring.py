@@ -17,6 +17,7 @@ from geartrain.graph.fusion import fused, in_order
 from geartrain.graph.looping import Looping, door_name, make_loop, memories_of
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Made, Port
+from geartrain.graph.owners import Owner, devices_of, where_it_would_compute
 from geartrain.graph.region import Refusal, Region
 from geartrain.graph.stacking import make_stack
 from geartrain.graph.through import Through
@@ -73,20 +74,6 @@ class Wiring:
         if isinstance(found, Looping):
             return found.throughs
         return [o for o in self.stacks.get(operator, [found]) if isinstance(o, Through)]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """What one copy of a ``through`` runs with.
-
-    Args:
-        function: Its module or function.
-        weights: Its part's, or None.
-    """
-
-    function: Callable[..., Any]
-    weights: AbstractWeights | None
 
 
 def wire(
@@ -234,6 +221,11 @@ class _Wires:
     def _place(self, number: int, name: str, copy: int) -> Place:
         return Place(number, copy_name(name, copy), self._arena, self._schema, self._spread)
 
+    def _place_of(self, region: Region, number: int, copy: int) -> Place:
+        """That of the node which runs a region whole."""
+        device = next(iter(devices_of(region, self._owned))) if self._spread else None
+        return replace(self._place(number, region.name, copy), device=device)
+
     def _through(self, operator: Through, place: Place, copy: int) -> Made:
         owners = self._owned[operator.id]
         owner = owners[copy % len(owners)]
@@ -254,7 +246,7 @@ class _Wires:
         self._stacks[first], numbers = members, []
         for k in range(max(self._how_many[number] for number in region.operators)):
             number = self._number(first, k)
-            place = self._place(number, region.name, k)
+            place = self._place_of(region, number, k)
             throughs = {
                 o.id: (o.with_function(self._owned[o.id][k].function), self._owned[o.id][k].weights)
                 for o in members
@@ -283,7 +275,7 @@ class _Wires:
         for k in range(max(self._how_many[number] for number in counted)):
             here = self._number(looping.id, k, more=2)
             entrance = door.id if k == 0 else here + 1
-            place = self._place(here, looping.name, k)
+            place = self._place_of(region, here, k)
             throughs = {
                 t.id: (t.with_function(self._owned[t.id][k].function), self._owned[t.id][k].weights)
                 for t in looping.throughs
@@ -330,8 +322,8 @@ def _whole_loops(
         copies |= {how_many[m.id] for m in memories_of(operators, region)}
         if region.whole and len(copies) > 1:
             region.reason = "its parts have different numbers of copies"
-        elif region.whole and spread:
-            region.reason = "rows may lie on a device"
+        elif region.whole and spread and len(where := devices_of(region, owned)) != 1:
+            region.reason = where_it_would_compute(where)
         elif region.whole and by_steps is not None:
             region.reason = by_steps(region)
         if region.whole:

@@ -96,13 +96,17 @@ def where_it_computes(
     call: Call, weights: AbstractWeights | None, batches: Sequence[Forward]
 ) -> torch.device:
     """The device that a node computes on."""
+    return where_its_tensors_lie(call.function, weights) or device_of(batches)
+
+
+def where_its_tensors_lie(
+    function: Callable[..., Any], weights: AbstractWeights | None
+) -> torch.device | None:
+    """The device of a module's weights, or its buffers; None: it has neither."""
     if weights is not None:
         return weights.device
-    if isinstance(call.function, nn.Module):
-        buffer = next(call.function.buffers(), None)
-        if buffer is not None:
-            return buffer.device
-    return device_of(batches)
+    buffer = next(function.buffers(), None) if isinstance(function, nn.Module) else None
+    return None if buffer is None else buffer.device
 
 
 def gather_inputs(

@@ -80,6 +80,8 @@ class Place:
     """Where a node stands: its number, its name, and the frames that its rows refer to.
 
     ``spread`` says whether rows may lie elsewhere than on the host; where not, nobody asks.
+    ``device`` is that of all modules of a loop or a stack that runs whole, to which its rows are
+    brought; None: nobody brings any.
     """
 
     id: int
@@ -87,6 +89,12 @@ class Place:
     arena: Arena
     schema: Schema
     spread: bool = False
+    device: torch.device | None = None
+
+    @property
+    def on_host(self) -> bool:
+        """Whether what runs whole here is all on the host, where C can read it."""
+        return self.device is None or self.device.type == "cpu"
 
     def device_for(self, batches: Sequence[Forward]) -> torch.device | None:
         """Where a node without weights joins these; None: they are all on the host."""

@@ -132,7 +132,7 @@ class StackNode(AbstractThereAndBack):
         lengths = join_lengths(batches)
         self._bundled = lengths is not None
         rows = origin.size if lengths is None else int(lengths.sum())
-        values: list[Payload] = [join_payload(batches, None)]
+        values: list[Payload] = [join_payload(batches, self.place.device)]
         left: list[Payload] = []
         for layer in self._layers:
             outputs, residuals = self._compute(layer, values[layer.source], state, lengths, train)
@@ -161,10 +161,10 @@ class StackNode(AbstractThereAndBack):
             if call.take is not None:
                 inputs = tuple([came[j] for j in call.take])
             if call.read:
-                inputs = (*inputs, *read_columns(call, self.place, state, lengths, None))
+                inputs = (*inputs, *read_columns(call, self.place, state, lengths, self.place.device))
             dry_run = unsettled(call)
             if dry_run is not None:
-                dry_run.look(call, self.place, inputs, state, lengths, None)
+                dry_run.look(call, self.place, inputs, state, lengths, self.place.device)
             if not train:
                 with Unrecorded():
                     return layer.kernel.evaluate(inputs), ()

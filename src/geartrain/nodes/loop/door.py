@@ -15,6 +15,7 @@ from typing import final
 import numpy as np
 import torch
 
+from geartrain.device import moved
 from geartrain.frames.message import (
     INSTANCE,
     ROW_MASK,
@@ -142,9 +143,13 @@ class LoopDoor(AbstractNode):
             buffers, at = bundles, int(starts[0])
         moves = Moves()
         self._widths[port] = len(batches[0].payload)
+        device = self.place.device
         for batch in batches:
             n = batch.payload_rows()
-            for j, x in enumerate(batch.payload):
+            payload = batch.payload
+            if device is not None:
+                payload = tuple([moved(x, device) for x in payload])
+            for j, x in enumerate(payload):
                 moves.add(buffers.buffer(j, x, n), None, x, batch.index, at)
             at += n
         moves.run()
@@ -226,7 +231,7 @@ class LoopDoor(AbstractNode):
         turn, rows = self._turns[number], batch.rows & ROW_MASK
         if batch.gradient is not None:
             with torch.no_grad():
-                gradient = join_gradient([batch])
+                gradient = join_gradient([batch], self.place.device)
                 self._exits[k].scatter(turn.held, self._awaited["at"][rows], gradient)
         local, counts = np.unique(turn.local[self._awaited["slot"][rows]], return_counts=True)
         turn.pending[local] -= counts

@@ -56,13 +56,14 @@ class Listing:
     Args:
         inner: Its modules; gets those that are called in two.
         kernels: Theirs.
+        able: Whether C can read its rows.
 
     Attributes:
         firings: In which C has made calls.
     """
 
-    def __init__(self, inner: list[Inner], kernels: LoopKernels) -> None:
-        self._inner, self._kernels = inner, kernels
+    def __init__(self, inner: list[Inner], kernels: LoopKernels, *, able: bool) -> None:
+        self._inner, self._kernels, self._able = inner, kernels, able
         self._places, self._rows = RowsSeen(), RowsSeen()  # by value, and by module
         self._tables: Tables | None = None
         self._hoists: Hoists | None = None
@@ -77,6 +78,8 @@ class Listing:
     def pays(self) -> bool:
         """Whether some module with weights has a program, now or since another fit, and C makes
         calls of such modules: rows that nobody but Python reads best stay where they are made."""
+        if not self._able:
+            return False
         able = self._now = self._programs()
         if not any(able):
             return False

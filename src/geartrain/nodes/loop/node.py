@@ -138,7 +138,7 @@ class LoopNode(AbstractNode):
         self._apart: set[tuple[int, ...]] = set()  # modules that cannot
         self._beside: dict[tuple[int, ...], tuple[list[AbstractKernel], AbstractKernels]] = {}
         self.taping = Taping(place.name, inner, able=tapes and not place.spread)
-        self.listing = Listing(self._inner, self._kernels)
+        self.listing = Listing(self._inner, self._kernels, able=place.on_host)
 
     def take_over(self, before: LoopNode) -> None:
         """What the same loop of an engine knew that is no more: how C is called, how much memory
@@ -330,7 +330,8 @@ class LoopNode(AbstractNode):
                 turn.tape.note(found, None)
             turn.kept.append(None)
             return
-        together = called.together if train and turn.tape is None else None
+        alone = not train or turn.tape is not None or not self.place.on_host
+        together = None if alone else called.together
         if together is not None and number == together.number:
             if self._call_together(turn, together):
                 return
@@ -388,7 +389,7 @@ class LoopNode(AbstractNode):
 
     def _inputs(self, inner: Inner, number: int, called: Called, held: AbstractTensors) -> Payload:
         """The arguments of a call."""
-        rows, lengths = called.rows, called.lengths
+        rows, lengths, place = called.rows, called.lengths, inner.place
         source, take = inner.source, inner.call.take
         if take is None:
             inputs = source.gather(held, rows.numbers)
@@ -396,12 +397,12 @@ class LoopNode(AbstractNode):
         else:
             inputs = source.gather_some(held, rows.numbers, take)
             inner.width = source.width(held)
-        inputs += tuple(read_columns(inner.call, inner.place, rows.state, lengths, None))
+        inputs += tuple(read_columns(inner.call, place, rows.state, lengths, place.device))
         dry_run = self._kernels.dry_runs[number]
         if dry_run is not None:
             with torch.no_grad():
                 tried = detached(inputs)
-                dry_run.look(inner.call, inner.place, tried, rows.state, lengths, None)
+                dry_run.look(inner.call, place, tried, rows.state, lengths, place.device)
             self._kernels.dry_runs[number] = unsettled(inner.call)
         return inputs
 
@@ -442,7 +443,7 @@ class LoopNode(AbstractNode):
             same = lengths is not None and np.array_equal(before[1], lengths)
             if same and np.array_equal(before[0], slots):
                 return before[2]
-        found = look_inside(inner.place, slots, lengths, None)
+        found = look_inside(inner.place, slots, lengths, inner.place.device)
         if lengths is not None:
             turn.seen = slots, lengths, found
         return found

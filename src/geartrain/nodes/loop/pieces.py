@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from geartrain.device import upload
 from geartrain.frames.counted import consecutive, counted
 from geartrain.frames.message import Gradient, IntArray, Payload, distinct
 from geartrain.native.rows import Moves, add, take
@@ -322,7 +323,7 @@ class TapeTensors(AbstractTensors):
 
 def _selected(columns: Sequence[Tensor], rows: IntArray) -> Payload:
     """Rows of tensors, in a way that autograd follows."""
-    where = torch.from_numpy(rows)
+    where = upload(rows, columns[0].device)
     return tuple([x.index_select(0, where) for x in columns])
 
 

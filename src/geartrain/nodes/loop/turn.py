@@ -100,7 +100,7 @@ class Inner:
         handles = state[self.reads.column]
         if lengths is not None:
             handles = handles.repeat(lengths)
-        return Recalled(self.reads.memory(tensors), handles)
+        return Recalled(self.reads.memory(tensors), handles, self.place.device)
 
 
 @final
@@ -150,7 +150,7 @@ class KeptCall:
                 return kernel.answer(self.graph, gradient, self.residuals, at, memory, into)
             return kernel.backward(gradient, gathered(self.residuals, at), memory, into)
         if inside is not None and at is not None:
-            inside = look_inside(inner.place, state[INSTANCE], lengths, None)
+            inside = look_inside(inner.place, state[INSTANCE], lengths, inner.place.device)
         if isinstance(kernel, Remembering):
             return kernel.answer(self.graph, gradient, self.residuals, at, into, inside)
         return kernel.backward(gradient, self.residuals, at, into, inside)
