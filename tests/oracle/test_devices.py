@@ -13,18 +13,24 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from benchmarks.own.programs import PROGRAMS
 from geartrain import device as transfer
+from geartrain.engine import engine as engine_module
 from geartrain.engine.engine import Engine
 from geartrain.engine.parts import make_parts
 from geartrain.engine.settings import Settings
 from geartrain.engine.worker import Firing, WorkerState
-from geartrain.errors import NonFiniteError
+from geartrain.errors import GraphError, NonFiniteError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf, WholeTree
 from geartrain.nn.derived import DerivedKernel
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loss import cross_entropy
+from geartrain.nodes.node import AbstractNode, Place
+from geartrain.nodes.stack import StackNode
+from geartrain.parts import part as part_module
 from geartrain.parts.rules import Flush, Part, Rules
 from geartrain.parts.usable import require_one_device
 from geartrain.runtime.base import Feeder
@@ -33,15 +39,29 @@ from geartrain.sharing.shared_weights import SharedWeights
 from geartrain.train.options import Compute
 from geartrain.train.session import Session
 from tests.rigs import models, whole
-from tests.rigs.passes import AT_ONCE, Quiet
+from tests.rigs.passes import AT_ONCE, Order, Quiet, assert_same_loss, one_pass
 
 ROOT = Path(__file__).parents[2]
 IMAGINED = ROOT / "tests" / "rigs" / "imagined.py"
 cuda = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU: torch sees no CUDA device here"
 )
-ALL = {**models.MODELS, **whole.MODELS}
-HOST, GPU = torch.device("cpu"), torch.device("cuda", 0)
+IN_ONE_FIRING = {
+    "lists in one firing": lambda: models.lists(run="auto"),
+    "trees in one firing": lambda: models.trees(run="auto"),
+    "edges in one firing": lambda: models.edges(run="auto"),
+    "bundles in one firing": lambda: models.bundles(run="auto"),
+}
+ALL = {
+    **models.MODELS,
+    **whole.MODELS,
+    **IN_ONE_FIRING,
+}
+LOOKING = ("halting", "moe", "depths")
+"""Programs of ``benchmarks.own`` whose loops look at payloads."""
+OWN = ("childsum", "typed", "seq2seq", "messages", "hierarchy", "skip", "pointer", "grower")
+"""Programs whose loops do not."""
+HOST, GPU, META = torch.device("cpu"), torch.device("cuda", 0), torch.device("meta")
 
 
 def in_all_ways(how_much: str, cases: tuple[str, ...], ways: int) -> None:
@@ -159,8 +179,21 @@ def test_rows_that_lie_elsewhere_come_to_a_graph_that_is_all_on_the_host() -> No
     assert moved == [(4, 3)]
 
 
+def own(name: str) -> models.Model:
+    """A program of ``benchmarks.own``."""
+    torch.manual_seed(0)
+    program = PROGRAMS[name](8).double()
+    items = program.generate(12, seed=1)
+
+    def plain(given: Instance) -> torch.Tensor:
+        return program.plain(items[data.index(given)])
+
+    data = [program.instance(item, torch.float64) for item in items]
+    return models.Model(program.graph(), dict(program.named_children()), plain, data, {})
+
+
 def gradients(name: str, devices: list[torch.device], workers: int) -> dict[str, torch.Tensor]:
-    model = ALL[name]()
+    model = ALL[name]() if name in ALL else own(name)
     for k, module in enumerate(model.modules.values()):
         module.to(devices[k % len(devices)])
     parts = make_parts(model.graph, Rules(update_every=Flush()))
@@ -190,6 +223,97 @@ def test_gradients_of_a_gpu_are_those_of_the_cpu(
     assert_close(
         gradients(name, devices, workers), gradients(name, [HOST], 1), rtol=1e-9, atol=1e-11
     )
+
+
+@cuda
+@pytest.mark.parametrize("name", [*OWN, *LOOKING])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_so_are_those_of_programs_whose_loops_run_whole_there(name: str, workers: int) -> None:
+    assert_close(gradients(name, [GPU], workers), gradients(name, [HOST], 1), rtol=1e-9, atol=1e-11)
+
+
+def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes ask where rows are, and run loops as where C cannot read these."""
+    monkeypatch.setattr(engine_module, "_is_spread", lambda *args: True)
+    monkeypatch.setattr(Place, "on_host", False)
+
+
+@pytest.mark.parametrize("name", [*IN_ONE_FIRING, *OWN, *LOOKING])
+def test_loops_that_run_whole_as_on_a_device_find_the_gradients_of_autograd(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_on_a_device(monkeypatch)
+    model = ALL[name]() if name in ALL else own(name)
+    outcome = one_pass(model.graph, model.data, order=Order(max_active=7))
+    loops = [n for n in outcome.engine.wiring.nodes.values() if isinstance(n, LoopNode)]
+    assert loops and all(loop.place.device == HOST for loop in loops)
+    assert not any(loop.listing.firings or loop.taping.used or loop.together for loop in loops)
+    assert all(loop.calls for loop in loops)
+    total = model.total()
+    assert_same_loss(outcome, total)
+    weights = [p for part in outcome.parts.values() for p in part.parameters]
+    wanted = torch.autograd.grad(total, weights, materialize_grads=True)
+    sums = [outcome.parts[part] for part in outcome.parts for _ in outcome.parts[part].parameters]
+    for weight, part, gradient in zip(weights, sums, wanted, strict=True):
+        found = part.gradient.take(weight)
+        found = torch.zeros_like(weight) if found is None else found.to_dense()
+        assert_close(found, gradient, rtol=1e-9, atol=1e-11)
+
+
+def nodes_where(
+    graph: Graph, moved: list[torch.nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> list[AbstractNode]:
+    """Nodes of a graph of which some modules are elsewhere."""
+    monkeypatch.setattr(part_module, "require_made", lambda *args: None)  # these have no numbers
+    for module in moved:
+        module.to("meta")
+    parts = make_parts(graph, Rules(update_every=Flush()))
+    return [*Engine(graph, parts, Settings(device=META)).wiring.nodes.values()]
+
+
+def test_a_loop_runs_whole_on_the_device_of_all_of_its_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = models.trees(run="whole")
+    nodes = nodes_where(model.graph, [*model.modules.values()], monkeypatch)
+    (loop,) = [node for node in nodes if isinstance(node, LoopNode)]
+    assert loop.place.device == META and not loop.place.on_host
+    model = models.edges(run="whole")
+    first, *_ = model.modules.values()
+    with pytest.raises(GraphError, match="its modules lie on several devices: cpu, meta; give run"):
+        nodes_where(model.graph, [first], monkeypatch)
+
+
+def test_a_loop_of_functions_alone_runs_by_steps_where_rows_may_lie_on_a_device() -> None:
+    for device, runs_whole in ((None, True), (META, False)):
+        graph = Graph(value=("label",))
+        state = graph.loop(name="state", run="auto")
+        state.join(graph.input("x", step=0).through(torch.nn.Linear(3, 2)))
+        on, done = state.through(torch.tanh).where(lambda m: m.step < 2)
+        state.join(on.move(step=lambda m: m.step + 1))
+        done.loss(cross_entropy, target="label")
+        engine = Engine(graph, make_parts(graph, Rules()), Settings(device=device, reach=False))
+        found = any(isinstance(node, LoopNode) for node in engine.wiring.nodes.values())
+        assert found == runs_whole
+
+
+def test_modules_up_to_their_losses_run_as_one_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, _ = graph_on({})
+    (stack,) = nodes_where(graph, [*graph.modules()], monkeypatch)
+    assert isinstance(stack, StackNode) and stack.place.device == META
+    graph, _ = graph_on({})
+    nodes = nodes_where(graph, [next(iter(graph.modules()))], monkeypatch)
+    assert len(nodes) > 1 and not any(isinstance(node, StackNode) for node in nodes)
+
+
+def test_they_learn_there_what_they_learn_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = []
+    for _ in range(2):
+        graph, data = graph_on({})
+        Session(graph, rules=Rules(update_every=4)).fit(data, epochs=2)
+        weights.append([p.detach() for m in graph.modules() for p in m.parameters()])
+        as_on_a_device(monkeypatch)
+    assert_close(weights[1], weights[0], rtol=0, atol=0)
 
 
 @cuda
@@ -237,7 +361,13 @@ def test_parts_on_two_gpus_find_the_gradients_of_the_cpu() -> None:
 
 
 @cuda
-@pytest.mark.parametrize("name", ["lists", "trees", "edges", *whole.MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("lists", "trees", "edges", *whole.MODELS),
+        *(*IN_ONE_FIRING, *OWN),
+    ],
+)
 def test_no_firing_on_a_gpu_waits_for_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fire = WorkerState.fire
 
@@ -249,7 +379,7 @@ def test_no_firing_on_a_gpu_waits_for_it(name: str, monkeypatch: pytest.MonkeyPa
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(WorkerState, "fire", watched)
-    model = ALL[name]()
+    model = ALL[name]() if name in ALL else own(name)
     rules = Rules(optimizer=partial(torch.optim.Adam, lr=1e-3), update_every=5)
     fit = Session(model.graph, rules=rules, compute=Compute(device="cuda")).fit(
         model.data, epochs=2

@@ -281,14 +281,16 @@ def squared(y: Tensor, aim: Tensor) -> Tensor:
     return (y.reshape(y.shape[0], -1).sum(1) - aim) ** 2
 
 
-def edges(n: int = 10, keep: str = "auto", types: int = 3, steps: int = 3) -> Model:
+def edges(
+    n: int = 10, keep: str = "auto", types: int = 3, steps: int = 3, run: Run = "steps"
+) -> Model:
     """The network with a message an edge; vertices without edges get a message of zeros."""
     torch.manual_seed(3)
     step, readout = Step(types).double(), Readout().double()
     update, gate = Update(step.cell), Gate(readout)
     graph = Graph(edge=("type",), value=("aim",))
     start = graph.input("h", step=0)
-    state = graph.loop(name="state", run="steps")
+    state = graph.loop(name="state", run=run)
     state.join(start)
     ways = state.flatmap("edge").route(lambda m: m.type, types)
     sent = [
@@ -320,12 +322,14 @@ def edges(n: int = 10, keep: str = "auto", types: int = 3, steps: int = 3) -> Mo
     )
 
 
-def bundles(n: int = 10, keep: str = "auto", types: int = 3, steps: int = 3) -> Model:
+def bundles(
+    n: int = 10, keep: str = "auto", types: int = 3, steps: int = 3, run: Run = "steps"
+) -> Model:
     """The network with a message a graph and step."""
     torch.manual_seed(3)
     step, readout = Step(types).double(), Readout().double()
     graph = Graph(edge=("type",), value=("aim",))
-    state = graph.loop(name="state", run="steps")
+    state = graph.loop(name="state", run=run)
     state.join(graph.input("h", bundle=True, step=0))
     after = state.through(step, name="step", inside=True, keep=keep)
     more, done = after.move(step=lambda m: m.step + 1).where(lambda m: m.step < steps)

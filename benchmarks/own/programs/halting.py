@@ -110,7 +110,7 @@ class Halting(AbstractProgram):
         ]
         stepped = graph.merge(*said).through(self.step, name="step")
         done, more = stepped.where(
-            lambda m: (m.payload[1][:, 0] > FULL) | torch.from_numpy(m.step + 1 >= MOST)
+            lambda m: (m.payload[1][:, 0] > FULL).cpu() | torch.from_numpy(m.step + 1 >= MOST)
         )
         states.join(more.move(step=lambda m: m.step + 1))
         scores = done.through(self.readout, name="readout", take=2)
