@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from benchmarks.own.programs import PROGRAMS
 from geartrain import device as transfer
 from geartrain.engine.engine import Engine
 from geartrain.engine.parts import make_parts
@@ -39,7 +40,7 @@ from geartrain.nodes.inside import Inside
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loss import Metric, Objective, accuracy, cross_entropy
 from geartrain.nodes.sums import Sums
-from geartrain.parts.rules import Clip, Flush, Rules
+from geartrain.parts.rules import Clip, Flush, Instances, Rules
 from geartrain.runtime.base import Feeder
 from geartrain.runtime.simulated import Simulated
 from geartrain.sharing.locks import NoLock
@@ -156,15 +157,23 @@ def reduced(how: str) -> models.Model:
     return models.Model(graph, {"f": first, "l": last}, model.plain, model.data, {})
 
 
+def own(name: str) -> models.Model:
+    """A program of ``benchmarks.own``, whose loops do not look at payloads."""
+    program = PROGRAMS[name](H)
+    data = [program.instance(item) for item in program.generate(8, seed=1)]
+    return models.Model(program.graph(), dict(program.named_children()), None, data, {})
+
+
+OWN = ("childsum", "seq2seq", "pointer")
 WHOLE = ("whole trees", "whole trees, own cells", "whole lists", "whole lists, RNN")
 
 CASES: Mapping[str, partial[models.Model]] = {
     **{f"lists, {keep}": partial(lists, keep) for keep in ("activations", "inputs", "graph")},
     "trees": partial(models.trees),
-    "lists in one firing": partial(lists, "activations", "auto"),
-    "lists in one firing, inputs": partial(lists, "inputs", "auto"),
+    "lists in one firing": partial(lists, "inputs", "auto"),
     "trees in one firing": partial(models.trees, run="auto"),
     "cells in one firing": partial(cells, "auto"),
+    **{f"{name} in one firing": partial(own, name) for name in OWN},
     "flat": partial(flat),
     "cells": partial(cells),
     "gated": partial(whole.gated),
@@ -234,10 +243,11 @@ def run(
     there: Iterator[torch.device] = cycle(devices)
     for module in model.modules.values():
         put(module if how.precision == "full" else module.float(), next(there))
+    often = 7 if len(data) > 7 else 2
     rules = Rules(
         optimizer=partial(torch.optim.SGD, lr=0.1, foreach=False),
         # A step on the host looks at numbers.
-        update_every=Flush() if HOST in devices else 7 if len(data) > 7 else 2,
+        update_every=Flush() if HOST in devices else Instances(2) if in_one_firing else often,
         clip=Clip(1.0, 2.0),
     )
     for operator in model.graph.operators:
@@ -246,12 +256,13 @@ def run(
     parts = make_parts(model.graph, rules)
     settings = Settings(max_active=5, ramp=AT_ONCE, precision=how.precision, device=fed)
     sharing = SharedWeightsState(parts, 2, NoLock) if how.shared else None
-    engine = Engine(model.graph, parts, settings, workers=2, sharing=sharing)
+    workers = 1 if in_one_firing and sharing is None else 2  # its parts may not live apart
+    engine = Engine(model.graph, parts, settings, workers, sharing=sharing)
     whole = [node for node in engine.wiring.nodes.values() if isinstance(node, LoopNode)]
     assert whole or not in_one_firing or len(devices) > 1
     for train in (True, False):
         engine.begin(train=train)
-        Simulated(2, seed=1).run(engine, Feeder(iter(data)), Quiet())
+        Simulated(workers, seed=1).run(engine, Feeder(iter(data)), Quiet())
         engine.check_empty()
         engine.sums()
     assert all(part.version or HOST in devices for part in parts.values())
@@ -259,15 +270,16 @@ def run(
 
 
 BY_AUTOGRAD = (
-    *("lists, inputs", "lists, graph", "lists in one firing, inputs", "trees"),
-    *("trees in one firing", "choice", "whole trees, own cells"),
+    *("lists, inputs", "lists, graph", "lists in one firing", "trees", "trees in one firing"),
+    *("choice", "whole trees, own cells"),
 )
 """Autograd has one queue for imagined devices, so these are not spread over two."""
 
 
 def ways_of(case: str) -> Iterator[tuple[Way, How]]:
     """All ways in which a case may go."""
-    for way in WAYS:
+    alone = case in [f"{name} in one firing" for name in OWN]  # by steps, if on several
+    for way in WAYS[:2] if alone else WAYS:
         if TWO not in way.devices or case not in BY_AUTOGRAD:
             for how in HOWS if way.fed is None else HOWS[:1]:
                 yield way, how

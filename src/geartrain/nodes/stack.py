@@ -161,7 +161,10 @@ class StackNode(AbstractThereAndBack):
             if call.take is not None:
                 inputs = tuple([came[j] for j in call.take])
             if call.read:
-                inputs = (*inputs, *read_columns(call, self.place, state, lengths, self.place.device))
+                inputs = (
+                    *inputs,
+                    *read_columns(call, self.place, state, lengths, self.place.device),
+                )
             dry_run = unsettled(call)
             if dry_run is not None:
                 dry_run.look(call, self.place, inputs, state, lengths, self.place.device)
