@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import geartrain as gt
 from geartrain.errors import GraphError
 from geartrain.graph.graph import Graph
-from geartrain.graph.wiring import Owner, wire
+from geartrain.graph.owners import Owner
+from geartrain.graph.wiring import wire
 from geartrain.parts.rules import Part
 
 FLOATS = {"x": ((4,), torch.float32)}

@@ -10,7 +10,8 @@ from torch import nn
 
 import geartrain as gt
 from geartrain.graph.loops import find_regions
-from geartrain.graph.wiring import Owner, wire
+from geartrain.graph.owners import Owner
+from geartrain.graph.wiring import wire
 
 
 def looped() -> tuple[gt.Graph, gt.Stream]:

@@ -17,7 +17,8 @@ from geartrain.engine.engine import Engine
 from geartrain.engine.parts import make_parts
 from geartrain.engine.worker import Firing
 from geartrain.errors import DataError, WorkerError
-from geartrain.graph.wiring import Owner, wire
+from geartrain.graph.owners import Owner
+from geartrain.graph.wiring import wire
 from geartrain.nodes.loss import Objective
 from geartrain.nodes.stack import StackNode
 from tests.rigs.passes import (

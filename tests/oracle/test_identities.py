@@ -17,7 +17,8 @@ from geartrain.frames.columns import Columns
 from geartrain.frames.instance import Instance
 from geartrain.frames.message import Backward, Forward, address
 from geartrain.graph.graph import Graph
-from geartrain.graph.wiring import Owner, wire
+from geartrain.graph.owners import Owner
+from geartrain.graph.wiring import wire
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Clip, Flush, Instances, Rows, Rules
 from tests.rigs.models import MODELS, lists, trees

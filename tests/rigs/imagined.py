@@ -160,7 +160,7 @@ def reduced(how: str) -> models.Model:
 def own(name: str) -> models.Model:
     """A program of ``benchmarks.own``, whose loops do not look at payloads."""
     program = PROGRAMS[name](H)
-    data = [program.instance(item) for item in program.generate(8, seed=1)]
+    data = [program.instance(item) for item in program.generate(4, seed=1)]
     return models.Model(program.graph(), dict(program.named_children()), None, data, {})
 
 
@@ -244,10 +244,11 @@ def run(
     for module in model.modules.values():
         put(module if how.precision == "full" else module.float(), next(there))
     often = 7 if len(data) > 7 else 2
+    every = Instances(often // 2) if in_one_firing else often
     rules = Rules(
         optimizer=partial(torch.optim.SGD, lr=0.1, foreach=False),
         # A step on the host looks at numbers.
-        update_every=Flush() if HOST in devices else Instances(2) if in_one_firing else often,
+        update_every=Flush() if HOST in devices else every,
         clip=Clip(1.0, 2.0),
     )
     for operator in model.graph.operators:

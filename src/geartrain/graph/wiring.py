@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, final
+from typing import final
 
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Arena, Schema
@@ -25,7 +25,6 @@ from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.held import Held
 from geartrain.nodes.memory import HoldNode
 from geartrain.nodes.node import AbstractNode, Place
-from geartrain.nodes.weights import AbstractWeights
 
 
 @final

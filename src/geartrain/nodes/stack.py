@@ -156,18 +156,18 @@ class StackNode(AbstractThereAndBack):
         self, layer: Layer, came: Payload, state: IntArray, lengths: IntArray | None, train: bool
     ) -> tuple[Payload, Payload]:
         """Outputs and residuals of a module."""
-        call, inputs = layer.call, came
+        call, inputs, device = layer.call, came, self.place.device
         with self._telling(layer, "forward", came, state):
             if call.take is not None:
                 inputs = tuple([came[j] for j in call.take])
             if call.read:
                 inputs = (
                     *inputs,
-                    *read_columns(call, self.place, state, lengths, self.place.device),
+                    *read_columns(call, self.place, state, lengths, device),
                 )
             dry_run = unsettled(call)
             if dry_run is not None:
-                dry_run.look(call, self.place, inputs, state, lengths, self.place.device)
+                dry_run.look(call, self.place, inputs, state, lengths, device)
             if not train:
                 with Unrecorded():
                     return layer.kernel.evaluate(inputs), ()
