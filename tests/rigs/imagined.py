@@ -39,6 +39,7 @@ from geartrain.nodes import sums
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loss import Metric, Objective, accuracy, cross_entropy
+from geartrain.nodes.stack import StackNode
 from geartrain.nodes.sums import Sums
 from geartrain.parts.rules import Clip, Flush, Instances, Rules
 from geartrain.runtime.base import Feeder
@@ -157,6 +158,17 @@ def reduced(how: str) -> models.Model:
     return models.Model(graph, {"f": first, "l": last}, model.plain, model.data, {})
 
 
+def modules_to_a_loss() -> models.Model:
+    """Modules that one node computes, one of which reads a column."""
+    model = models.edges()
+    first, last = nn.Linear(H, H).double(), nn.Linear(H, 1).double()
+    graph = Graph(edge=("type",), value=("aim",))
+    rows = graph.input("h").through(first, name="first")
+    rows = rows.through(lambda h, at: h * at[:, None], name="at", read="vertex")
+    rows.through(last, name="last").loss(lambda y, aim: (y[:, 0] - aim) ** 2, target="aim")
+    return models.Model(graph, {"f": first, "l": last}, model.plain, model.data, {})
+
+
 def own(name: str) -> models.Model:
     """A program of ``benchmarks.own``, whose loops do not look at payloads."""
     program = PROGRAMS[name](H)
@@ -173,6 +185,7 @@ CASES: Mapping[str, partial[models.Model]] = {
     "lists in one firing": partial(lists, "inputs", "auto"),
     "trees in one firing": partial(models.trees, run="auto"),
     "cells in one firing": partial(cells, "auto"),
+    "modules in one firing": partial(modules_to_a_loss),
     **{f"{name} in one firing": partial(own, name) for name in OWN},
     "flat": partial(flat),
     "cells": partial(cells),
@@ -259,7 +272,9 @@ def run(
     sharing = SharedWeightsState(parts, 2, NoLock) if how.shared else None
     workers = 1 if in_one_firing and sharing is None else 2  # its parts may not live apart
     engine = Engine(model.graph, parts, settings, workers, sharing=sharing)
-    whole = [node for node in engine.wiring.nodes.values() if isinstance(node, LoopNode)]
+    whole = [
+        node for node in engine.wiring.nodes.values() if isinstance(node, LoopNode | StackNode)
+    ]
     assert whole or not in_one_firing or len(devices) > 1
     for train in (True, False):
         engine.begin(train=train)
@@ -272,7 +287,7 @@ def run(
 
 BY_AUTOGRAD = (
     *("lists, inputs", "lists, graph", "lists in one firing", "trees", "trees in one firing"),
-    *("choice", "whole trees, own cells"),
+    *("choice", "whole trees, own cells", "modules in one firing"),
 )
 """Autograd has one queue for imagined devices, so these are not spread over two."""
 
