@@ -330,8 +330,7 @@ class LoopNode(AbstractNode):
                 turn.tape.note(found, None)
             turn.kept.append(None)
             return
-        alone = not train or turn.tape is not None or not self.place.on_host
-        together = None if alone else called.together
+        together = called.together if train and turn.tape is None and self.place.on_host else None
         if together is not None and number == together.number:
             if self._call_together(turn, together):
                 return
