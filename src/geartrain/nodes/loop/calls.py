@@ -118,7 +118,7 @@ class LoopCalls:
         turn.kept.append(kept if train else None)
 
     def _call_together(self, turn: Turn, together: JointCall) -> bool:
-        """Make several calls, forward; False, and nothing has happened: each is to run by itself."""
+        """Make several calls, forward; False, and nothing has happened: each is to be alone."""
         held, rows, stage = turn.held, together.rows, together.stages[0]
         numbers = together.numbers
         if numbers in self._apart or not all(map(self._kernels.known, numbers)):
