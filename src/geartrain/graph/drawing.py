@@ -136,10 +136,10 @@ def mermaid(graph: AbstractGraph) -> str:
         left, right, _ = _SHAPES.get(operator.kind, _OTHER)
         label = _label(operator).replace("<", "&lt;").replace("\n", "<br/>")
         lines.append(f'    n{operator.id}{left}"{label}"{right}')
-    for operator in operators:
-        for label, reader in _targets(operators)[operator.id]:
+    for number, targets in _targets(operators).items():
+        for label, reader in targets:
             arrow = f"-->|{label}|" if label else "-->"
-            lines.append(f"    n{operator.id} {arrow} n{reader.id}")
+            lines.append(f"    n{number} {arrow} n{reader.id}")
     return "\n".join(lines) + "\n"
 
 
@@ -151,10 +151,10 @@ def dot(graph: AbstractGraph) -> str:
         shape = _SHAPES.get(operator.kind, _OTHER)[2]
         label = _label(operator).replace("\n", "\\n")
         lines.append(f'    n{operator.id} [label="{label}", shape={shape}];')
-    for operator in operators:
-        for label, reader in _targets(operators)[operator.id]:
+    for number, targets in _targets(operators).items():
+        for label, reader in targets:
             option = f' [label="{label}"]' if label else ""
-            lines.append(f"    n{operator.id} -> n{reader.id}{option};")
+            lines.append(f"    n{number} -> n{reader.id}{option};")
     return "\n".join([*lines, "}"]) + "\n"
 
 

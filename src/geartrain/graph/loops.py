@@ -15,9 +15,10 @@ is planned before anything is computed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import final
 
-from geartrain.graph.cycles import reached
+from geartrain.graph.cycles import components, reached
 from geartrain.graph.deciding import functions_of, reads_payload
 from geartrain.graph.ends import Losing, Outputting, Stopping
 from geartrain.graph.entering import Entering
@@ -131,19 +132,25 @@ class _Known:
 
     def loops(self) -> list[frozenset[int]]:
         """Operators that feed one another, loop by loop."""
-        found: list[frozenset[int]] = []
-        for number in self._ahead:
-            if not any(number in loop for loop in found):
-                loop = self._loop_of(number)
-                if loop:
-                    found.append(loop)
-        return found
+        return list(dict.fromkeys(filter(None, map(self._loop_of, self._ahead))))
 
     def _loop_of(self, number: int) -> frozenset[int]:
         """Those that feed this one and are fed by it; none where it is on no cycle."""
-        return reached(self._ahead.get(number, ()), self._ahead) & reached(
-            self._before.get(number, ()), self._before
-        )
+        return self._loops.get(number, frozenset())
+
+    @cached_property
+    def _loops(self) -> dict[int, frozenset[int]]:
+        """By operator on a cycle, those that feed it and are fed by it."""
+        return {
+            number: members
+            for members in self._components
+            for number in members
+            if len(members) > 1 or number in self._ahead.get(number, ())
+        }
+
+    @cached_property
+    def _components(self) -> list[frozenset[int]]:
+        return components(self._ahead)
 
     def region(self, loop: frozenset[int]) -> Region:
         """The loop with what has to run with it."""
@@ -300,7 +307,9 @@ class _Known:
         self, able: Collection[int], loops: Sequence[frozenset[int]]
     ) -> Iterator[frozenset[int]]:
         """Those that are able, of one depth, that lead into one another."""
-        edges = [(a, b) for a, ahead in self._ahead.items() for b in ahead]
+        edges = [
+            (a, b) for some in self._components for a in some for b in self._ahead.get(a, ())
+        ]  # in the order in which rows come, so that depths are found in few passes
         depth = self._depths(edges, able, loops)
         near: dict[int, set[int]] = {number: set() for number in able}
         for a, b in edges:
