@@ -98,9 +98,10 @@ def _regions(
         lines.append(f"  {kind} '{region.name.removesuffix(' section')}' {how}: {inside}")
     reaches = layout.reaching(regions)
     for reach in reaches:
+        inner = reach.made_of or [reach]
         more = reach.operators.difference(*(r.operators for r in reach.made_of))
-        whose = " and ".join(f"'{r.name.removesuffix(' section')}'" for r in reach.made_of)
-        told = ", ".join(names[number] for number in sorted(more))
+        whose = " and ".join(f"'{r.name.removesuffix(' section')}'" for r in inner)
+        told = ", ".join(names[k] for k in sorted(more) if names[k] != reach.name)
         together = " together" if len(reach.made_of) > 1 else ""
         takes = f"runs{together} with {told}" if told else f"runs{together}"
         lines.append(f"  on one worker, with updates of instances, {whose} {takes}")
