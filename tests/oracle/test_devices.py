@@ -239,7 +239,7 @@ def test_parts_on_two_gpus_find_the_gradients_of_the_cpu() -> None:
 @cuda
 @pytest.mark.parametrize("name", ["lists", "trees", "edges", *whole.MODELS])
 def test_no_firing_on_a_gpu_waits_for_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the first one of a function that could not be tried before: its rows are looked at."""
+    """But for the first of a function that could not be tried before: its rows are looked at."""
     fire = WorkerState.fire
 
     def watched(worker: WorkerState) -> Firing:
