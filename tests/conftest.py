@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests.rigs import cases
+from tests.rigs import cases, loggers
 from tests.rigs.programs import Nursery
 
 # torch is imported where it is needed: the process that hands out tests to others runs none.
@@ -107,6 +108,13 @@ def few_rows_are_shared() -> Iterator[None]:
         patch.setattr(hoisting, "FEWER", 1)
         patch.setattr(hoisting, "SPARED", 0)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loggers_with_a_root() -> None:
+    """To hang handlers on each of torch's would take longer than many a test."""
+    importlib.import_module("geartrain")  # and what of torch has loggers
+    loggers.by_the_root()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import threading
 from itertools import combinations, product
 
 import pytest
+from _pytest.logging import catching_logs
 
 from geartrain import garbage
 from geartrain.native import library
+from tests.rigs import loggers
 from tests.rigs.products import covering, halved, in_pairs
 
 CONFTEST = """
@@ -179,3 +182,15 @@ def test_of_all_products_each_value_is_in_a_case_that_is_not_slow() -> None:
     fast = {case.id: case.values for case in cases if not case.marks}
     assert names == ("letter", "number") and len(cases) == 6
     assert fast == {"first-1": ("a", 1), "first-3": ("a", 3), "second-2": ("b", 2)}
+
+
+def test_pytest_hangs_no_handlers_on_loggers_of_torch(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, other = logging.getLogger("torch.alone"), logging.getLogger("torchlike.alone")
+    for logger in (alone, other):
+        monkeypatch.setattr(logger, "propagate", False)
+    loggers.by_the_root()
+    assert (alone.propagate, other.propagate) == (True, False)
+    with catching_logs(caplog.handler):
+        assert caplog.handler in other.handlers and caplog.handler not in alone.handlers

@@ -30,9 +30,9 @@ from benchmarks.devices.systems import Pass, Setup, systems_of
 from benchmarks.peers.figures import Document, Spread, machine
 
 TASKS: Final = ("trees", "molecules", "childsum", "decoder")
-INSTANCES: Final = {"trees": 2048, "molecules": 2048, "decoder": 512}
+INSTANCES: Final = {"trees": 2048, "molecules": 2048, "decoder": 256}
 """Of a pass; of other tasks ``EXAMPLES``."""
-EXAMPLES: Final = 1024
+EXAMPLES: Final = 512
 
 
 def timed(system: Pass, device: str) -> tuple[float, float]:

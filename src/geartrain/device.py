@@ -148,7 +148,7 @@ def upload(values: NDArray[Any], device: torch.device | None) -> Tensor:
 
 
 def uploads(arrays: Sequence[NDArray[np.int64]], device: torch.device | None) -> list[Tensor]:
-    """Arrays of whole numbers on a device, all sent in one copy; as ``upload`` on the host."""
+    """Arrays of whole numbers as tensors of a device, in one copy; as ``upload`` on the host."""
     if device is None or device.type == "cpu":
         return [torch.from_numpy(np.ascontiguousarray(each)) for each in arrays]
     whole = moved(torch.from_numpy(np.concatenate([each.ravel() for each in arrays])), device)

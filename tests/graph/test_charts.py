@@ -299,6 +299,27 @@ def test_who_goes_round_without_end_is_told(monkeypatch):
         accumulate(walks(lambda m: m.vertex >= 0), trees(0, 2))
 
 
+@pytest.mark.parametrize("run", ["whole", "steps"])
+@pytest.mark.parametrize("at", [0, 1], ids=["in one call", "in two"])
+def test_members_that_say_different_sizes_are_refused_however_a_loop_runs(run, at):
+    """Two leaves, or a leaf and a vertex that comes a turn later, below one root."""
+    graph = Graph(vertex=("parent", "many"))
+    nodes = graph.loop(name="nodes", run=run)
+    nodes.join(graph.input("x"))
+    inner, root = nodes.through(linear(), name="cell").where(lambda m: m.parent >= 0)
+    root.loss(lambda x: x.square().sum(1))
+    up = {"vertex": lambda m: m.parent}
+    nodes.join(inner.group(by=up, size="many", how="sum", name="children"))
+    parents, many = [([-1, 0, 0], [0, 2, 3]), ([-1, 0, 0, 2], [0, 2, 3, 1])][at]
+    rows = torch.ones(2, 2, dtype=torch.float64), [1, len(parents) - 1]
+    torn = Instance({"x": rows}, {"parent": parents, "many": many}, key="torn")
+    told = (
+        r"'children': members of instance 0 \(torn\), vertex=0 say different sizes of their group"
+    )
+    with pytest.raises(GraphError, match=f"{told}: the first 2, another 3; let 'size' be"):
+        accumulate(graph, [torn])
+
+
 def test_members_that_never_come_and_vertices_that_there_are_not_are_told_by_the_planner():
     with pytest.raises(StuckError, match="waits for members"):
         accumulate(typed(size=lambda m: m.siblings + (m.parent == 0)), trees(1))

@@ -12,8 +12,8 @@ import torch
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.nodes.loop import hoisting, native
+from geartrain.nodes.loop.calls import LoopCalls
 from geartrain.nodes.loop.module import NativeKept
-from geartrain.nodes.loop.node import LoopNode
 from tests.rigs.called import CASES
 from tests.rigs.passes import Order, accumulate, assert_same_gradients
 from tests.rigs.products import halved
@@ -89,15 +89,15 @@ def test_each_row_that_is_read_is_computed_once(early: list[int]) -> None:
 def test_c_makes_all_calls_and_first_pieces_come_before_the_others() -> None:
     plans: list[list[str]] = []
     kept: list[bool] = []
-    before = LoopNode._take_back
+    before = LoopCalls.take_back
 
-    def take_back(self: LoopNode, turn: Any, *rest: Any, **more: Any) -> None:
+    def take_back(self: LoopCalls, turn: Any, *rest: Any, **more: Any) -> None:
         plans.append([self._inner[called.stage.number].name for called in turn.plan.calls])
         kept.append(all(isinstance(one, NativeKept) for one in turn.kept))
         before(self, turn, *rest, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LoopNode, "_take_back", take_back)
+        patch.setattr(LoopCalls, "take_back", take_back)
         both("from parents", Order(max_active=4))
     assert plans[0] == ["first", "born", "born", "readout"]
     assert plans[-1] == ["first", *2 * ["born", "born"], "readout"]

@@ -20,6 +20,7 @@ from geartrain.graph.graph import Graph, Stream
 from geartrain.native import calls, library, sums
 from geartrain.nodes.loop import native, words
 from geartrain.nodes.loop.bound import CalledModules
+from geartrain.nodes.loop.calls import LoopCalls
 from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.module import NativeKept
 from geartrain.nodes.loop.node import LoopNode
@@ -282,15 +283,15 @@ BESIDE = {"tensors put side by side"}
 @pytest.mark.parametrize("name", sorted(CASES.keys() - BESIDE))
 def test_c_makes_all_calls_of_a_loop_once_there_are_programs(name: str) -> None:
     kept: list[list[Any]] = []
-    before = LoopNode._take_back
+    before = LoopCalls.take_back
 
-    def take_back(self: LoopNode, turn: Any, *rest: Any, **more: Any) -> None:
+    def take_back(self: LoopCalls, turn: Any, *rest: Any, **more: Any) -> None:
         kept.append(list(turn.kept))
         before(self, turn, *rest, **more)
 
     make, data = CASES[name]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LoopNode, "_take_back", take_back)
+        patch.setattr(LoopCalls, "take_back", take_back)
         accumulate(make("whole"), data(), FEW)
     assert len(kept) > 1
     assert all(isinstance(one, NativeKept) for turn in kept[1:] for one in turn if one is not None)
@@ -298,9 +299,9 @@ def test_c_makes_all_calls_of_a_loop_once_there_are_programs(name: str) -> None:
 
 def test_many_experts_are_called_by_c_and_learn_what_they_learn_by_steps() -> None:
     kept: list[list[Any]] = []
-    before = LoopNode._take_back
+    before = LoopCalls.take_back
 
-    def take_back(self: LoopNode, turn: Any, *rest: Any, **more: Any) -> None:
+    def take_back(self: LoopCalls, turn: Any, *rest: Any, **more: Any) -> None:
         kept.append(list(turn.kept))
         before(self, turn, *rest, **more)
 
@@ -314,7 +315,7 @@ def test_many_experts_are_called_by_c_and_learn_what_they_learn_by_steps() -> No
 
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LoopNode, "_take_back", take_back)
+        patch.setattr(LoopCalls, "take_back", take_back)
         for run in ("whole", "steps"):
             torch.manual_seed(1)
             found.append(accumulate(turning(several, run), sets(120), FEW).gradients)

@@ -296,3 +296,67 @@ def test_what_looks_inside_bundles_that_are_ungrouped_goes_with_their_loss(again
     steps = accumulate(layers("steps"), data, orders[0])
     for order in orders:
         assert_same_gradients(accumulate(layers("auto"), data, order).gradients, steps.gradients)
+
+
+class Pooled(nn.Module):
+    """One row of each bundle: the mean of its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, inside: gt.Inside) -> Tensor:
+        total = x.new_zeros(len(inside.lengths), WIDTH)
+        return total.index_add(0, inside.segment, self.map(x)) / inside.lengths[:, None]
+
+
+def two_tasks(run: str, *, bundles: bool) -> gt.Graph:
+    """No loop, and no section: rows are judged, and then all of an instance."""
+    torch.manual_seed(0)
+    trunk, each, last = (nn.Linear(WIDTH, WIDTH).double() for _ in range(3))
+    graph = gt.Graph(value=("steps",), run=run)
+    h = graph.input("x", bundle=bundles).through(trunk, name="trunk")
+    if bundles:
+        h = h.through(Mixed().double(), name="mixed", inside=True)
+        one = h.through(Pooled().double(), name="pooled", inside=True, pool=True)
+    else:
+        h.through(each, name="each").loss(squared, name="of each", label="of each")
+        one = h.group(by="instance", size=lambda m: m.size, how="mean")
+    one.through(last, name="last").loss(squared, name="of all", label="of all")
+    return graph
+
+
+def sets() -> list[gt.Instance]:
+    torch.manual_seed(2)
+    return [
+        gt.Instance({"x": torch.randn(n, WIDTH, dtype=torch.float64)}, value={"steps": 1})
+        for n in (2, 1, 4, 3)
+    ]
+
+
+@pytest.mark.parametrize("bundles", [True, False])
+def test_modules_up_to_their_losses_are_one_firing_where_rows_meet(bundles):
+    assert names(two_tasks("auto", bundles=bundles)) == {"trunk", "trunk door"}
+    assert "'trunk' runs with " in str(two_tasks("auto", bundles=bundles))
+    assert "trunk door" not in names(two_tasks("steps", bundles=bundles))
+    data = sets()
+    orders = Order(max_active=2), Order(max_active=4), Order(policy="backward", max_rows=1)
+    steps = accumulate(two_tasks("steps", bundles=bundles), data, orders[0])
+    for order in orders:
+        whole = accumulate(two_tasks("auto", bundles=bundles), data, order)
+        assert_same_gradients(whole.gradients, steps.gradients)
+        assert whole.sums["of all"] == pytest.approx(steps.sums["of all"])
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        gt.Rules(update_every=gt.Instances(2), max_staleness=1),
+        gt.Rules(update_every=gt.Rows(2)),
+    ],
+    ids=["ages are looked at", "rows are counted"],
+)
+def test_they_are_nodes_where_parts_want_it(rules):
+    found = names(two_tasks("auto", bundles=False), rules=rules)
+    assert found >= {"trunk", "each", "last"}
+    assert "trunk door" not in found

@@ -119,6 +119,45 @@ def test_a_member_that_is_not_there_is_refused(number: int) -> None:
         program.forward((x, torch.where(NUMBERS == 4, number, NUMBERS)))
 
 
+OF_INTEGERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gathered": lambda w, k: w.gather(1, k[:, None]),
+    "gathered behind others": lambda w, k: w.view(-1, 1, M).gather(2, k.view(-1, 1, 1)),
+    "gathered before others": lambda w, k: w.view(-1, M, 1).gather(1, k.view(-1, 1, 1)),
+    "by the numbers of rows": lambda w, k: w[torch.arange(len(w)), k],
+    "several of them": lambda w, k: w.view(-1, M, 1)[
+        torch.arange(len(w))[:, None], torch.stack([k, k - 1], 1)
+    ],
+}
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_integers_are_named_too_and_stay_exact(name: str) -> None:
+    """As words of a beam are, where those of the better half are taken."""
+    module = Rowwise(lambda f, x, w, k: (f(x), OF_INTEGERS[name](w, k)), D, D)
+    words = torch.arange(N * M).view(N, M) + (1 << 60) + 1
+    given = torch.randn(N, D), words, NUMBERS
+    program = Program(derive(module, given), Operands(module))
+    pair = derive(module, given).parts.fused
+    assert pair is not None
+    assert Op.GATHER_INTEGERS in ops_of(pair.forward._steps)
+    with torch.no_grad():
+        (_, got), _ = program.forward(given)
+    assert torch.equal(got, OF_INTEGERS[name](words, NUMBERS))
+    with torch.no_grad(), pytest.raises(IndexError, match="index out of range"):
+        program.forward((*given[:2], NUMBERS + 1))
+
+
+def test_the_best_of_several_words_is_found_in_c() -> None:
+    """Numbers that were reckoned before, of which there are two for each axis."""
+
+    def best(f: Any, x: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+        top, at = f(x).topk(2, 1)
+        return top, words.gather(1, at)
+
+    given = torch.randn(N, D), torch.arange(N * D).view(N, D)
+    assert_as_autograd(Rowwise(best, D, D), given)
+
+
 def test_members_that_are_named_twice_get_both_gradients() -> None:
     def function(f: Any, x: Tensor, k: Tensor) -> Tensor:
         return f(x[torch.arange(len(x))[:, None], k]).flatten(1)

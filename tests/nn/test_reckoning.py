@@ -243,10 +243,6 @@ LEFT_TO_TORCH: dict[str, Function] = {
     "the most of several": lambda f, x, k, m: (f(x), torch.stack([k, m], 1).max(1).values),
     "which is the most": lambda f, x, k, m: (f(x), torch.stack([k, m], 1).argmax(1)),
     "the least of several": lambda f, x, k, m: (f(x), torch.stack([k, m], 1).amin(1)),
-    "entries by number": lambda f, x, k, m: (
-        f(x),
-        torch.stack([k, m], 1).gather(1, k[:, None] % 2),
-    ),
     "of fewer bits": lambda f, x, k, m: (f(x), k.int()),
     "times a number": lambda f, x, k, m: (f(x), torch.add(k, m, alpha=2)),
     "turned": lambda f, x, k, m: (f(x), torch.stack([k, m] * 2, 1).view(-1, 2, 2).mT + 1),

@@ -117,6 +117,17 @@ def test_a_group_without_room_for_its_member_is_refused():
     refused(made, "'none': a group got size 0 while a member is here")
 
 
+@pytest.mark.parametrize("how", ["sum", "bundle"])
+def test_members_that_say_different_sizes_are_refused_with_key_sizes_and_remedy(how):
+    """Those of one batch, and one that finds its group half full."""
+    made = graph()
+    made.input("x").group("instance", lambda m: 3 + m.slot % 2, how=how, name="torn").stop()
+    told = (
+        r"'torn': members of instance 0 \(line 1\) say different sizes of their group: the first "
+    )
+    refused(made, told + "(3, another 4|4, another 3); let 'size' be the same for all members")
+
+
 def test_stacks_that_are_read_together_have_one_size():
     made = graph()
     made.input("x").group(by={"kind_key": lambda m: m.kind}, size=_of_kind, name="stacks").stop()

@@ -46,9 +46,11 @@ def test_who_has_found_something_or_wants_more_looks_again_at_once_or_nearly() -
 def test_a_worker_that_has_work_polls_when_a_look_is_due(
     came: list[Any], waiting: int, second: float
 ) -> None:
-    now, polled = [0.0], list[float]()
+    now, polled, read = [0.0], list[float](), list[float]()
     worker: Any = SimpleNamespace(
-        _pace=SimpleNamespace(now=lambda: now[0]),
+        _pace=SimpleNamespace(
+            now=lambda: read.append(now[0]) or now[0], reached=lambda due: due(now[0])
+        ),
         transport=SimpleNamespace(poll=lambda: polled.append(now[0]) or came),
         _state=SimpleNamespace(ready=True),
         _stock=SimpleNamespace(waiting=waiting),
@@ -59,7 +61,7 @@ def test_a_worker_that_has_work_polls_when_a_look_is_due(
     )
     for now[0] in (1.0, 1.001, 1.003, 1.005):
         _Work._hear(worker)
-    assert polled[:2] == [1.0, second]
+    assert polled[:2] == [1.0, second] and read == polled
     worker._looks = None  # it waits for rows of others
     _Work._hear(worker)
     _Work._hear(worker)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import time
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +14,8 @@ import pytest
 from geartrain.engine.router import Outbox
 from geartrain.engine.stock import Lot, PartialStock, Stock
 from geartrain.frames.frame import Arena
+from geartrain.runtime.processes.child import _Work
+from geartrain.runtime.processes.messages import Report
 from geartrain.runtime.processes.pace import MOST_FIRINGS, SLOW_S, SOON_S, CoreClock, Pace
 
 
@@ -83,8 +89,13 @@ class Clocks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.core_s, self.wall_s = 5.0, 100.0
-        monkeypatch.setattr(time, "thread_time", lambda: self.core_s)
+        self.reads = 0  # of the core's
+        monkeypatch.setattr(time, "thread_time", self._core)
         monkeypatch.setattr(time, "perf_counter", lambda: self.wall_s)
+
+    def _core(self) -> float:
+        self.reads += 1
+        return self.core_s
 
 
 def test_a_worker_that_shares_its_core_goes_by_what_it_has_of_it(
@@ -116,3 +127,38 @@ def test_by_everybodys_clock_goes_what_others_may_wait_for(monkeypatch: pytest.M
     passed = [pace.now() - before for pace, before in zip(paces, began, strict=True)]
     assert passed == [0.5, 2.0, 2.0]
     assert [pace.core.seconds() for pace in paces] == [0.5, 0.5, 0.5]
+
+
+def test_the_clock_of_the_core_is_read_only_where_something_may_be_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To read it may end the worker's turn at the core."""
+    clocks = Clocks(monkeypatch)
+    worker: Any = SimpleNamespace(_pace=whole(2), _report=Report())
+    worker._pace.told(worker._pace.now())
+
+    def is_due() -> tuple[bool, int]:
+        """And how often that clock was read for it."""
+        before = clocks.reads
+        return _Work._is_due(worker), clocks.reads - before
+
+    for clocks.wall_s in (100.05, 100.1, 100.15):  # it is told of every 0.2 s
+        assert is_due() == (False, 0)
+    clocks.core_s, clocks.wall_s = 5.1, 100.25  # others had the core meanwhile
+    assert is_due() == (False, 1)
+    clocks.wall_s = 100.34  # from then on it has had 0.09 s at most
+    assert is_due() == (False, 0)
+    clocks.core_s, clocks.wall_s = 5.21, 100.5
+    assert is_due() == (True, 1)
+
+
+def test_whether_something_is_due_is_asked_by_the_clock_that_a_worker_goes_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks = Clocks(monkeypatch)
+    paces = whole(2), Pace(PartialStock(Arena(), 0, lambda trained: 4)), Pace(None)
+    began = [pace.now() for pace in paces]
+    clocks.core_s, clocks.wall_s = 5.5, 102.0
+    for pace, before, passed in zip(paces, began, (0.5, 2.0, 2.0), strict=True):
+        assert pace.reached(partial(operator.le, before + passed))
+        assert not pace.reached(partial(operator.lt, before + passed))

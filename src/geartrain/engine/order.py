@@ -9,10 +9,11 @@ and so does a loop in it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
+from geartrain.graph.cycles import components
 from geartrain.graph.wiring import Wiring
 
 Loop: TypeAlias = tuple[int, int]
@@ -70,33 +71,45 @@ class _Line:
 
     def _lay(self, readers: Mapping[int, Collection[int]]) -> None:
         """Give places to these operators, behind those that have some."""
-        reached = {operator: _reached(operator, readers) for operator in readers}
-        before = dict.fromkeys(readers, 0)  # from how many of them rows may come here
-        for all_ in reached.values():
-            for operator in all_:
-                before[operator] += 1
+        found = components(readers)
+        before = _before(readers, found)
+        loop_of = {operator: loop for loop in found for operator in loop}
         for operator in sorted(readers, key=lambda o: (before[o], o)):
             if operator in self._places:
                 continue
-            loop = {o for o in reached[operator] if operator in reached[o]}
-            if not loop:
+            loop = loop_of[operator]
+            if len(loop) == 1 and operator not in readers[operator]:
                 self._places[operator] = len(self._places)
                 continue
             first = len(self._places)
-            entry = min(
-                loop, key=lambda o: (not any(o in readers[s] for s in readers.keys() - loop), o)
-            )
+            entered = {o for s in readers.keys() - loop for o in readers[s]}
+            entry = min(loop, key=lambda o: (o not in entered, o))
             self._lay({o: (loop & set(readers[o])) - {entry} for o in loop})
             self._loops.append((first, len(self._places) - 1))
 
 
-def _reached(start: int, readers: Mapping[int, Collection[int]]) -> set[int]:
-    """The operators that rows may come to from this one; itself, if by a loop."""
-    seen: set[int] = set()
-    ahead = [start]
-    while ahead:
-        for reader in readers[ahead.pop()]:
-            if reader not in seen:
-                seen.add(reader)
-                ahead.append(reader)
-    return seen
+def _before(
+    readers: Mapping[int, Collection[int]], components: Sequence[frozenset[int]]
+) -> dict[int, int]:
+    """From how many operators rows may come to each.
+
+    Args:
+        readers: Operator to those that its rows may go to next.
+        components: Those that feed one another, together, in the order in which rows come.
+    """
+    bit = {operator: 1 << k for k, operator in enumerate(readers)}
+    come = dict.fromkeys(readers, 0)  # from which, a bit each: thousands are a few hundred bytes
+    found: dict[int, int] = {}
+    for members in components:
+        ahead = {reader for operator in members for reader in readers[operator]}
+        mine = sum(bit[operator] for operator in members)
+        all_ = 0
+        for operator in members:
+            all_ |= come[operator]
+        if ahead & members:
+            all_ |= mine
+        for operator in members:
+            found[operator] = all_.bit_count()
+        for reader in ahead - members:
+            come[reader] |= all_ | mine
+    return found

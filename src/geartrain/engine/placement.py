@@ -114,14 +114,16 @@ def _longest_first(
     workers: int,
 ) -> dict[Block, int]:
     """The costliest block goes to the worker with least to do, those placed by hand first."""
-    load, taken, chosen = [0.0] * workers, dict[str, int](), dict[Block, int]()
+    load, chosen = [0.0] * workers, dict[Block, int]()
+    taken: dict[str, set[int]] = {}  # where copies of a part live
     for block in sorted(blocks, key=lambda b: (b not in fixed, -weight[b], b)):
         originals = {name.split("#")[0] for name in block}
-        beside = [taken[g] for g in taken if g.split("#")[0] in originals]
+        beside = set().union(*(taken.get(name, ()) for name in originals))
         free = [w for w in range(workers) if w not in beside] or list(range(workers))
         worker = fixed[block] if block in fixed else min(free, key=lambda w: (load[w], w))
         load[worker] += weight[block]
-        taken |= dict.fromkeys(block, worker)
+        for name in originals:
+            taken.setdefault(name, set()).add(worker)
         chosen[block] = worker
     return chosen
 
@@ -343,14 +345,15 @@ def _groups(
     Parts live together where one node computes with them.
     """
     first: dict[str, str] = {}
+    together: dict[str, list[str]] = {}  # by the first of them
     for node in nodes.values():
         names = node.part_names
-        known = {first[name] for name in names if name in first}
-        for name in names:
-            first.setdefault(name, names[0])
-        for part, head in first.items():
-            if head in known or part in names:
-                first[part] = names[0]
+        heads = {first.setdefault(name, name) for name in names}
+        if heads <= {*names[:1]} and all(name in together for name in heads):
+            continue
+        parts = [part for head in heads for part in together.pop(head, [head])]
+        first |= dict.fromkeys(parts, names[0])
+        together[names[0]] = parts
     groups: dict[str, list[AbstractNode]] = {}
     whole: dict[str, list[str]] = {}
     for part, head in first.items():

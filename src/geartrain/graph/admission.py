@@ -12,7 +12,7 @@ each is looked at alone, so that the error comes with its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast, final
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from geartrain.errors import DataError
 from geartrain.frames.frame import Schema
 from geartrain.frames.message import IntArray, ranges
+from geartrain.graph.cycles import furthest_first
 from geartrain.graph.ends import Losing
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input
@@ -151,7 +152,7 @@ class Admission:
     """
 
     def __init__(self, operators: Sequence[AbstractOperator], schema: Schema) -> None:
-        self._demands: list[_Demand] = []
+        asking: dict[AbstractOperator, _Wanted] = {}
         for operator in operators:
             if isinstance(operator, Through):
                 call = operator.call
@@ -165,10 +166,13 @@ class Admission:
                 continue
             if known.check is None and not known.inside and schema.vertex.isdisjoint(known.read):
                 continue
-            for origin in _origins(operator):
-                demand = _Demand(operator.name, origin, known, schema)
-                if demand.asks:
-                    self._demands.append(demand)
+            asking[operator] = known
+        demands = [
+            _Demand(operator.name, origin, asking[operator], schema)
+            for operator, origins in _origins(asking).items()
+            for origin in origins
+        ]
+        self._demands = [demand for demand in demands if demand.asks]
 
     def check(self, packed: Packed, optional: frozenset[str]) -> None:
         """Look at instances.
@@ -241,47 +245,74 @@ class _Origin:
     beside: tuple[Input, ...] = ()
 
 
-def _origins(operator: AbstractOperator) -> Iterator[_Origin]:
-    """Of what comes to the first port of an operator; none of what may come or not."""
-    yield from _behind(operator.sources[0], frozenset())
+_Place: TypeAlias = tuple[AbstractOperator, int]
+"""An output port."""
+
+_Origins: TypeAlias = dict[_Origin, int]
+"""On how many ways rows have come from each, all of them and in any case; of what may come or not,
+none."""
 
 
-def _behind(
-    sources: Sequence[tuple[AbstractOperator, int]], seen: frozenset[int]
-) -> Iterator[_Origin]:
-    for source, port in sources:
-        if id(source) in seen:
-            continue
-        if isinstance(source, Input):
-            yield _Origin(source)
-            continue
-        if isinstance(source, Joining):
-            yield from _joined(source, seen | {id(source)})
-            continue
-        passes = isinstance(source, Copying | Detaching | Holding | Merging | Moving | Through)
-        if not passes and not (isinstance(source, Routing) and port in source.ends):
-            continue
-        for origin in _behind(source.sources[0], seen | {id(source)}):
-            if isinstance(source, Through):
-                pooled = origin.pooled or source.call.pool
-                yield replace(origin, untouched=False, pooled=pooled)
-            elif isinstance(source, Moving):
-                yield replace(origin, moved=origin.moved | set(source.fields))
-            elif isinstance(source, Routing):
-                yield replace(origin, moved=origin.moved | source.ends[port])
-            else:
-                yield origin
+def _origins(operators: Iterable[AbstractOperator]) -> dict[AbstractOperator, _Origins]:
+    """Of what comes to the first port of each operator."""
+    wanted = {operator: operator.sources[0] for operator in operators}
+    found: dict[_Place, _Origins] = {}
+    starts = [place for sources in wanted.values() for place in sources]
+    for place in furthest_first(starts, _behind):
+        found[place] = _origins_of(place, found)
+    return {operator: _summed(sources, found) for operator, sources in wanted.items()}
 
 
-def _joined(join: Joining, seen: frozenset[int]) -> Iterator[_Origin]:
+def _behind(place: _Place) -> list[_Place]:
+    """From where all rows of a place have come; none, if that is not known."""
+    source, port = place
+    if isinstance(source, Joining):
+        return [each for sources in source.sources for each in sources]
+    passes = isinstance(source, Copying | Detaching | Holding | Merging | Moving | Through)
+    if passes or (isinstance(source, Routing) and port in source.ends):
+        return source.sources[0]
+    return []
+
+
+def _origins_of(place: _Place, found: Mapping[_Place, _Origins]) -> _Origins:
+    """Those of the rows of a place, as those are found of the ones behind it."""
+    source, port = place
+    if isinstance(source, Input):
+        return {_Origin(source): 1}
+    if not _behind(place):
+        return {}
+    if isinstance(source, Joining):
+        return _joined(source, found)
+    origins: _Origins = {}
+    for origin, ways in _summed(source.sources[0], found).items():
+        if isinstance(source, Through):
+            pooled = origin.pooled or source.call.pool
+            origin = replace(origin, untouched=False, pooled=pooled)
+        elif isinstance(source, Moving):
+            origin = replace(origin, moved=origin.moved | set(source.fields))
+        elif isinstance(source, Routing):
+            origin = replace(origin, moved=origin.moved | source.ends[port])
+        origins[origin] = origins.get(origin, 0) + ways
+    return origins
+
+
+def _joined(join: Joining, found: Mapping[_Place, _Origins]) -> _Origins:
     """Bundles of several inputs, one of each an instance, as of minibatches and their targets."""
-    ports = [list(_behind(sources, seen)) for sources in join.sources]
-    if join.how != "tuple" or any(len(origins) != 1 for origins in ports):
-        return
+    ports = [_summed(sources, found) for sources in join.sources]
+    if join.how != "tuple" or any(sum(origins.values()) != 1 for origins in ports):
+        return {}
     first, *others = (origin for (origin,) in ports)
     plain = all(o == _Origin(o.source) and o.source.bundle for o in (first, *others))
-    if plain:
-        yield replace(first, beside=tuple(o.source for o in others))
+    return {replace(first, beside=tuple(o.source for o in others)): 1} if plain else {}
+
+
+def _summed(sources: Sequence[_Place], found: Mapping[_Place, _Origins]) -> _Origins:
+    """Those of several places; on a cycle some are missing."""
+    origins: _Origins = {}
+    for place in sources:
+        for origin, ways in found.get(place, {}).items():
+            origins[origin] = origins.get(origin, 0) + ways
+    return origins
 
 
 @final

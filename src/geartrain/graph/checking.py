@@ -14,7 +14,7 @@ from geartrain.graph.ends import Losing
 from geartrain.graph.layout import with_broadcasts
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Port, Spec
-from geartrain.graph.operators import Grouping, Merging
+from geartrain.graph.operators import Grouping, Merging, as_rows_come
 from geartrain.graph.refusals import (
     named_parameters,
     reachable,
@@ -42,7 +42,7 @@ def check(
     known: dict[Port, Spec] = {}
     seen: dict[int, list[object]] = {}
     for _ in range(len(operators) + 2):
-        new = [_propagate(operator, known, seen, schema) for operator in operators]
+        new = [_propagate(operator, known, seen, schema) for operator in as_rows_come(operators)]
         if not any(new):
             break
     for operator in operators:

@@ -31,6 +31,7 @@ class Draft:
         self.columns = ["instance", "vertex"]
         self.operators: list[AbstractOperator] = []
         self._names: set[str] = set()
+        self._numbers: dict[str, int] = {}  # by default name, the first that may be free
 
     def add(self, operator: AbstractOperator) -> None:
         """One more operator."""
@@ -60,10 +61,11 @@ class Draft:
                 )
             self._names.add(given)
             return given
-        name, k = default, 2
+        name, k = default, self._numbers.get(default, 2)
         while name in self._names:
             name, k = f"{default}_{k}", k + 1
         self._names.add(name)
+        self._numbers[default] = k
         return name
 
     def declare(self, column: str) -> None:

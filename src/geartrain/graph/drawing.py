@@ -98,9 +98,10 @@ def _regions(
         lines.append(f"  {kind} '{region.name.removesuffix(' section')}' {how}: {inside}")
     reaches = layout.reaching(regions)
     for reach in reaches:
+        inner = reach.made_of or [reach]
         more = reach.operators.difference(*(r.operators for r in reach.made_of))
-        whose = " and ".join(f"'{r.name.removesuffix(' section')}'" for r in reach.made_of)
-        told = ", ".join(names[number] for number in sorted(more))
+        whose = " and ".join(f"'{r.name.removesuffix(' section')}'" for r in inner)
+        told = ", ".join(names[k] for k in sorted(more) if names[k] != reach.name)
         together = " together" if len(reach.made_of) > 1 else ""
         takes = f"runs{together} with {told}" if told else f"runs{together}"
         lines.append(f"  on one worker, with updates of instances, {whose} {takes}")
@@ -136,10 +137,10 @@ def mermaid(graph: AbstractGraph) -> str:
         left, right, _ = _SHAPES.get(operator.kind, _OTHER)
         label = _label(operator).replace("<", "&lt;").replace("\n", "<br/>")
         lines.append(f'    n{operator.id}{left}"{label}"{right}')
-    for operator in operators:
-        for label, reader in _targets(operators)[operator.id]:
+    for number, targets in _targets(operators).items():
+        for label, reader in targets:
             arrow = f"-->|{label}|" if label else "-->"
-            lines.append(f"    n{operator.id} {arrow} n{reader.id}")
+            lines.append(f"    n{number} {arrow} n{reader.id}")
     return "\n".join(lines) + "\n"
 
 
@@ -151,10 +152,10 @@ def dot(graph: AbstractGraph) -> str:
         shape = _SHAPES.get(operator.kind, _OTHER)[2]
         label = _label(operator).replace("\n", "\\n")
         lines.append(f'    n{operator.id} [label="{label}", shape={shape}];')
-    for operator in operators:
-        for label, reader in _targets(operators)[operator.id]:
+    for number, targets in _targets(operators).items():
+        for label, reader in targets:
             option = f' [label="{label}"]' if label else ""
-            lines.append(f"    n{operator.id} -> n{reader.id}{option};")
+            lines.append(f"    n{number} -> n{reader.id}{option};")
     return "\n".join([*lines, "}"]) + "\n"
 
 

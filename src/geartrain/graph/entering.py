@@ -10,8 +10,10 @@ Of anything else, the operator that makes them knows alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, TypeAlias, final
 
+from geartrain.graph.cycles import furthest_first, reached
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Port
 from geartrain.graph.operators import (
@@ -43,12 +45,12 @@ class Entering:
 
     def are_bundles(self, region: Region) -> bool:
         """Whether bundles enter a region."""
-        return any(self._bundled(*port, frozenset()) for port in self._sources(region))
+        return any(number in self._bundled for number, _ in self._sources(region))
 
     def bundles_enter(self, number: int) -> bool:
         """Whether an operator is given bundles."""
-        sources = [each for port in self._operators[number].sources for each in port]
-        return any(self._bundled(s.id, p, frozenset()) for s, p in sources)
+        sources = (source for port in self._operators[number].sources for source, _ in port)
+        return any(source.id in self._bundled for source in sources)
 
     def count_into(self, region: Region) -> int | None:
         """Tell a region the rows that enter it.
@@ -58,7 +60,7 @@ class Entering:
         """
         total: _Count = {}
         for source, port in self._sources(region):
-            _add(total, self._whole(source, port, frozenset()))
+            _add(total, self._whole(source, port))
         settled = False
         while not settled:
             settled = True
@@ -70,8 +72,8 @@ class Entering:
                     for k in range(operator.ways):
                         del total["way", (number, k)]
                     before: _Count = {}
-                    for source, port in ((s.id, p) for s, p in operator.sources[0]):
-                        _add(before, self._whole(source, port, frozenset({number})))
+                    for one, way in operator.sources[0]:
+                        _add(before, self._whole(one.id, way))
                     (often,) = times
                     _add(total, {key: often * n for key, n in before.items()})
                     settled = False
@@ -82,49 +84,61 @@ class Entering:
         region.bundles = {key: n for (kind, key), n in total.items() if kind == "bundle"}
         return None
 
-    def _whole(self, number: int, port: int, seen: frozenset[int]) -> _Count:
-        """What ``_count`` says, a bundle being one."""
-        found = self._count(number, port, seen)
-        if not self._bundled(number, port, frozenset()):
+    def _whole(self, number: int, port: int) -> _Count:
+        """The rows that leave an operator by a port, a bundle being one."""
+        counts: dict[Port, _Count] = {}
+        for place in furthest_first([(number, port)], self._before):
+            counts[place] = self._count(place, counts)
+        found = counts[number, port]
+        if number not in self._bundled:
             return found
         return {("bundle" if kind == "input" else kind, key): n for (kind, key), n in found.items()}
 
-    def _count(self, number: int, port: int, seen: frozenset[int]) -> _Count:
-        operator = self._operators[number]
+    def _before(self, place: Port) -> list[Port]:
+        """Output ports whose rows are as many, all together, as leave by this one."""
+        operator = self._operators[place[0]]
+        passes = Copying | Detaching | Holding | Joining | Merging | Moving | Splitting | Through
+        if isinstance(operator, passes) or (
+            isinstance(operator, Ungrouping) and operator.sources[0][0][0].id in self._bundled
+        ):
+            return [(source.id, port) for source, port in operator.sources[0]]
+        return []
+
+    def _count(self, place: Port, counts: Mapping[Port, _Count]) -> _Count:
+        """The rows that leave by a port, rows of a bundle each.
+
+        Args:
+            place: The port.
+            counts: Of those before it; on a cycle some are missing.
+        """
+        operator, before = self._operators[place[0]], self._before(place)
         if isinstance(operator, Input):
             return {("input", operator.name): 1}
         if isinstance(operator, Routing):
-            return {("way", (number, port)): 1}
-        unpacks = isinstance(operator, Ungrouping) and self._bundled(
-            operator.sources[0][0][0].id, operator.sources[0][0][1], frozenset()
-        )
-        passes = Copying | Detaching | Holding | Joining | Merging | Moving | Splitting | Through
-        unknown: _Count = {("out", (number, port)): 1}
-        if not (isinstance(operator, passes) or unpacks) or number in seen:
-            return unknown
+            return {("way", place): 1}
+        if not before:
+            return {("out", place): 1}
         total: _Count = {}
-        for source, k in operator.sources[0]:
-            _add(total, self._count(source.id, k, seen | {number}))
+        for port in before:
+            _add(total, counts.get(port, {("out", port): 1}))
         if not (isinstance(operator, Through) and operator.call.pool):
             return total
         if any(kind != "input" for kind, _ in total):
-            return unknown
+            return {("out", place): 1}
         return {("bundle", name): n for (_, name), n in total.items()}
 
-    def _bundled(self, number: int, port: int, seen: frozenset[int]) -> bool:
-        operator = self._operators[number]
-        if isinstance(operator, Input):
-            return operator.bundle
-        if isinstance(operator, Grouping):
-            return operator.how == "bundle"
-        if isinstance(operator, Ungrouping) or (
-            isinstance(operator, Through) and operator.call.pool
-        ):
-            return False
-        if number in seen:
-            return False
-        sources = operator.sources[0]
-        return any(self._bundled(s.id, p, seen | {number}) for s, p in sources)
+    @cached_property
+    def _bundled(self) -> frozenset[int]:
+        """Operators by which bundles leave."""
+        begins = {o.id for o in self._operators.values() if _begins_bundles(o)}
+        ahead: dict[int, set[int]] = {}
+        for operator in self._operators.values():
+            ends = isinstance(operator, Grouping | Ungrouping | Input)
+            if ends or (isinstance(operator, Through) and operator.call.pool):
+                continue
+            for source, _ in operator.sources[0]:
+                ahead.setdefault(source.id, set()).add(operator.id)
+        return reached(begins, ahead)
 
     def _sources(self, region: Region) -> list[Port]:
         """Output ports outside whose rows enter."""
@@ -136,6 +150,12 @@ class Entering:
             and reader in mine
             and not isinstance(self._operators[source], Merging)
         ]
+
+
+def _begins_bundles(operator: AbstractOperator) -> bool:
+    if isinstance(operator, Input):
+        return operator.bundle
+    return isinstance(operator, Grouping) and operator.how == "bundle"
 
 
 def _add(total: _Count, more: _Count) -> None:

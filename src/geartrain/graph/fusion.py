@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from geartrain.graph.cycles import furthest_first
 from geartrain.graph.ends import Losing, Outputting, Stopping
 from geartrain.graph.operator import AbstractOperator, Port
 from geartrain.graph.operators import Copying
@@ -71,28 +72,21 @@ def stacks(
         o.id for o in operators if o.id not in taken and o.name not in apart and _may_be_stacked(o)
     }
     sources = Counter(readers.values())
-    members: dict[int, frozenset[int]] = {}  # of a stack that begins here
-
-    def follow(number: int) -> frozenset[int]:
-        """Those that rows come to from here on; none, if they meet others or some are not able."""
-        if number not in members:
-            members[number] = frozenset()  # what comes round is no stack
-            ahead = [readers[number, port] for port in range(known[number].ways)]
-            found = [follow(reader) for reader, _ in ahead if number in able]
-            if number in able and all(found) and all(sources[port] == 1 for port in ahead):
-                members[number] = frozenset([number]).union(*found)
-        return members[number]
-
-    whole = {number for number in able if follow(number)}
-    inside = {readers[k, port][0] for k in whole for port in range(known[k].ways)}
+    ahead = {k: [readers[k, port] for port in range(known[k].ways)] for k in able}
+    whole: set[int] = set()  # whose rows all go on to such, and meet no others
+    for number in furthest_first(able, lambda k: [reader for reader, _ in ahead.get(k, ())]):
+        met = any(sources[port] > 1 or port[0] not in whole for port in ahead.get(number, ()))
+        if number in able and not met:
+            whole.add(number)
+    inside = {reader for number in whole for reader, _ in ahead[number]}
     found = []
     for number in sorted(whole - inside):
-        throughs = [k for k in members[number] if isinstance(known[k], Through)]
-        losing = any(isinstance(known[k], Losing) for k in members[number])
-        if losing and (len(throughs) > 1 or not set(throughs) <= set(endings)):
-            ordered = in_order(operators, readers, number)
-            name = next(o.name for o in ordered if isinstance(o, Through))
-            region = Region(name, "auto", members[number], loops=False)
+        ordered = in_order(operators, readers, number)
+        throughs = [o for o in ordered if isinstance(o, Through)]
+        losing = any(isinstance(o, Losing) for o in ordered)
+        if losing and (len(throughs) > 1 or not {o.id for o in throughs} <= set(endings)):
+            members = frozenset(o.id for o in ordered)
+            region = Region(throughs[0].name, "auto", members, loops=False)
             region.entries.append((number, 0))
             found.append(region)
     return found

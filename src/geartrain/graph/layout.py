@@ -81,6 +81,8 @@ class GraphLayout:
         found = self._reaching.get(key)
         if found is None:
             further = reaching(regions, self.operators, self.readers, apart)
+            if self._run == "steps":
+                further = [region for region in further if region.made_of]
             place = {id(region): k for k, region in enumerate(regions)}
             found = [(region, [place[id(each)] for each in region.made_of]) for region in further]
             self._reaching[key] = found

@@ -5,7 +5,8 @@
     the others ─► those that lead into one another, as far as they can run whole ─► a section, if
     rows part or meet in it
     both, where all of it lives on one worker ─► with what is before, between and behind them, the
-    losses too: one firing from the inputs to the gradients
+    losses too: one firing from the inputs to the gradients; so are modules up to their losses
+    between which rows meet, or that look inside bundles, though there is neither
 
 A loop may run whole where every module in it takes rows that may come back apart, and the number of
 rows that an instance sends in is known when it enters. Where control flow looks at columns alone it
@@ -15,9 +16,10 @@ is planned before anything is computed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import final
 
-from geartrain.graph.cycles import reached
+from geartrain.graph.cycles import components, reached
 from geartrain.graph.deciding import functions_of, reads_payload
 from geartrain.graph.ends import Losing, Outputting, Stopping
 from geartrain.graph.entering import Entering
@@ -102,8 +104,8 @@ def reaching(
         apart: Names of losses that are nodes of their own.
 
     Returns:
-        Those that reach further than the regions that they are ``made_of``; they overlap with
-        nothing else.
+        Those that reach further than the regions that they are ``made_of``, if there are any; they
+        overlap with nothing else.
     """
     return _Known(operators, readers, DEFAULT).reaching(regions, apart)
 
@@ -131,19 +133,25 @@ class _Known:
 
     def loops(self) -> list[frozenset[int]]:
         """Operators that feed one another, loop by loop."""
-        found: list[frozenset[int]] = []
-        for number in self._ahead:
-            if not any(number in loop for loop in found):
-                loop = self._loop_of(number)
-                if loop:
-                    found.append(loop)
-        return found
+        return list(dict.fromkeys(filter(None, map(self._loop_of, self._ahead))))
 
     def _loop_of(self, number: int) -> frozenset[int]:
         """Those that feed this one and are fed by it; none where it is on no cycle."""
-        return reached(self._ahead.get(number, ()), self._ahead) & reached(
-            self._before.get(number, ()), self._before
-        )
+        return self._loops.get(number, frozenset())
+
+    @cached_property
+    def _loops(self) -> dict[int, frozenset[int]]:
+        """By operator on a cycle, those that feed it and are fed by it."""
+        return {
+            number: members
+            for members in self._components
+            for number in members
+            if len(members) > 1 or number in self._ahead.get(number, ())
+        }
+
+    @cached_property
+    def _components(self) -> list[frozenset[int]]:
+        return components(self._ahead)
 
     def region(self, loop: frozenset[int]) -> Region:
         """The loop with what has to run with it."""
@@ -263,17 +271,35 @@ class _Known:
         """Those that reach as far as these operators do."""
         for members in self._near(able, [r.operators for r in regions if r.loops]):
             inner = [r for r in regions if r.whole and r.operators <= members]
-            if not inner or members == inner[0].operators:
+            if inner and members == inner[0].operators:
                 continue
-            cut = [r for r in regions if r.whole and r.operators & members and r not in inner]
-            if cut:  # one that runs whole does so with all of it
+            cut = [r for r in regions if r.operators & members and r not in inner]
+            if any(r.whole for r in cut):  # one that runs whole does so with all of it
                 continue
-            first = min(inner, key=lambda r: (not r.loops, min(r.operators)))
-            run = next(run for run in STRONGEST if any(r.run == run for r in inner))
-            region = Region(first.name, run, members, made_of=inner, look=self.deciders)
-            region.said, region.loops = any(r.said for r in inner), any(r.loops for r in inner)
-            if self._admitted(region).whole and not any(self._loses(r, region) for r in inner):
+            region = self._around(inner, members) if inner else self._alone(members)
+            if region is None or not self._admitted(region).whole:
+                continue
+            if not any(self._loses(r, region) for r in inner):
                 yield region
+
+    def _around(self, inner: Sequence[Region], members: frozenset[int]) -> Region:
+        """What some of which reaches further."""
+        first = min(inner, key=lambda r: (not r.loops, min(r.operators)))
+        run = next(run for run in STRONGEST if any(r.run == run for r in inner))
+        region = Region(first.name, run, members, made_of=inner, look=self.deciders)
+        region.said, region.loops = any(r.said for r in inner), any(r.loops for r in inner)
+        return region
+
+    def _alone(self, members: frozenset[int]) -> Region | None:
+        """Modules up to their losses that hold neither loop nor section; None: nodes will do."""
+        inside = [self._operators[number] for number in sorted(members)]
+        modules = [o for o in inside if isinstance(o, Through)]
+        if len(modules) < 2 or not any(isinstance(o, Losing) for o in inside):
+            return None
+        meet = any(isinstance(o, Grouping | Joining) for o in inside)
+        if not (meet or any(o.call.inside for o in modules)):
+            return None
+        return Region(modules[0].name, DEFAULT, members, loops=False, look=self.deciders)
 
     def _loses(self, inner: Region, region: Region) -> bool:
         """Whether a loop or section runs worse with what is around it: it is planned before it is
@@ -300,7 +326,9 @@ class _Known:
         self, able: Collection[int], loops: Sequence[frozenset[int]]
     ) -> Iterator[frozenset[int]]:
         """Those that are able, of one depth, that lead into one another."""
-        edges = [(a, b) for a, ahead in self._ahead.items() for b in ahead]
+        edges = [
+            (a, b) for some in self._components for a in some for b in self._ahead.get(a, ())
+        ]  # in the order in which rows come, so that depths are found in few passes
         depth = self._depths(edges, able, loops)
         near: dict[int, set[int]] = {number: set() for number in able}
         for a, b in edges:

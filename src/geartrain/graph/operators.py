@@ -437,3 +437,9 @@ class Replaying(AbstractOperator):
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
         return ReplayNode(place, self.rule)
+
+
+def as_rows_come(operators: Sequence[AbstractOperator]) -> list[AbstractOperator]:
+    """Numbered operators, each behind its sources but for loops: broadcasts are numbered last."""
+    copied = {o.id: o.sources[0][0][0].id for o in operators if isinstance(o, Copying)}
+    return sorted(operators, key=lambda o: copied.get(o.id, o.id))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from geartrain.device import moved
 from geartrain.errors import DataError
 from geartrain.frames.frame import Arena, Schema, View
 from geartrain.frames.instance import Instance
@@ -256,7 +257,7 @@ def _apart(x: Tensor) -> Tensor:
         return x
     draws = torch.Generator(_HOST).manual_seed(0)
     near = 0.9 + 0.2 * torch.rand(x.shape, generator=draws, device=_HOST)
-    return x * near.to(x.device, x.dtype)
+    return x * moved(near.to(x.dtype), x.device)
 
 
 def _fitting(known: Tensor | None, like: Tensor) -> Tensor | None:

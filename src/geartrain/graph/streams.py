@@ -74,7 +74,7 @@ class LoopStreams:
         inner = {p: r for p, r in readers.items() if p[0] in self.members and r[0] in self.members}
         self.back = back_ports(inner, [number for number, _ in region.entries])
         self._shared: dict[Stream, Stream] = {}
-        self._makers: dict[Stream, tuple[AbstractOperator, int] | None] = {}
+        self._makers: dict[Stream, tuple[AbstractOperator, int]] | None = None
         self._share()
         self._shared = {key: self.root(key) for key in self._shared}
         self._entered = {self.root(("in", *port)) for port in region.entries}
@@ -88,16 +88,21 @@ class LoopStreams:
 
     def root(self, key: Stream) -> Stream:
         """The same of all streams that have rows of one value."""
-        while key in self._shared:
-            key = self._shared[key]
-        return key
+        root = key
+        while root in self._shared:
+            root = self._shared[root]
+        while key != root:  # a row of operators that let rows pass is walked once
+            self._shared[key], key = root, self._shared[key]
+        return root
 
     def maker(self, key: Stream) -> tuple[AbstractOperator, int] | None:
         """What alone makes a stream's rows, if it computes nothing, and its port."""
         root = self.root(key)
-        if root not in self._makers:
-            self._makers[root] = self._found_maker(root) if root in self._alone else None
-        return self._makers[root]
+        if root not in self._alone:
+            return None
+        if self._makers is None:
+            self._makers = self._found_makers()
+        return self._makers.get(root)
 
     def makers(self, root: Stream) -> Sequence[AbstractOperator]:
         """Those that make rows of a stream; none that lets rows pass."""
@@ -124,8 +129,7 @@ class LoopStreams:
         for operator in self.members.values():
             if isinstance(operator, Holding) and self.maker(("in", operator.id, 0)) is None:
                 self._unite(("out", operator.id, 0), ("in", operator.id, 0))
-                self._alone = self._made_alone()
-            self._makers.clear()
+                self._alone, self._makers = self._made_alone(), None
 
     def _made_alone(self) -> set[Stream]:
         """Streams whose rows are all made by one operator, or enter at one place."""
@@ -146,14 +150,14 @@ class LoopStreams:
         if a != b:
             self._shared[a] = b
 
-    def _found_maker(self, root: Stream) -> tuple[AbstractOperator, int] | None:
+    def _found_makers(self) -> dict[Stream, tuple[AbstractOperator, int]]:
+        """By stream, the first operator that computes nothing of those that make its rows."""
+        found: dict[Stream, tuple[AbstractOperator, int]] = {}
         for operator in self.members.values():
-            for port in range(operator.ways):
-                if self.root(("out", operator.id, port)) == root and (
-                    isinstance(operator, _VIRTUAL) or operator.id in self.picks
-                ):
-                    return operator, port
-        return None
+            if isinstance(operator, _VIRTUAL) or operator.id in self.picks:
+                for port in range(operator.ways):
+                    found.setdefault(self.root(("out", operator.id, port)), (operator, port))
+        return found
 
 
 _PASSING: Final = Routing | Moving | Copying | Flatmapping

@@ -9,22 +9,30 @@ elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from geartrain.graph.gear import Geared
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input
-from geartrain.graph.operators import Copying, Detaching, Joining, Moving, Replaying, Splitting
+from geartrain.graph.operators import (
+    Copying,
+    Detaching,
+    Joining,
+    Moving,
+    Replaying,
+    Splitting,
+    as_rows_come,
+)
 from geartrain.graph.through import Through
 
 
-def once(operators: Iterable[AbstractOperator]) -> frozenset[str]:
+def once(operators: Sequence[AbstractOperator]) -> frozenset[str]:
     """Names of the throughs that learn from every instance in exactly one message.
 
     Not those behind a second input, as an instance may leave one out, and not those behind routes,
     merges, loops, groups, ungroups, flatmaps or replays. With broadcasts in between.
     """
-    given = list(operators)
+    given = as_rows_come(operators)
     inputs = [o for o in given if isinstance(o, Input)]
     whole = {o.id for o in inputs if o.bundle and len(inputs) == 1}
     found = True

@@ -113,7 +113,8 @@ def wire(
     loops = _whole_loops(regions, operators, owned, how_many, spread, by_steps)
     for reach in layout.reaching(regions, apart):
         if set(map(id, reach.made_of)) <= set(map(id, loops)):
-            more = _whole_loops([reach], operators, owned, how_many, spread, by_steps)
+            why = by_steps if reach.made_of else apiece
+            more = _whole_loops([reach], operators, owned, how_many, spread, why)
             loops = [r for r in loops if not more or r not in reach.made_of] + more
     taken = {number for region in loops for number in region.operators}
     stacked = layout.stacks(endings, apart, taken)

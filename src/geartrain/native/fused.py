@@ -124,6 +124,7 @@ class Op(IntEnum):
     MOST_SO_FAR = auto()
     GELU_BOTH = auto()
     SILU_BOTH = auto()
+    GATHER_INTEGERS = auto()
 
 
 class Reckoning(IntEnum):

@@ -2,6 +2,7 @@
 
     gather(x, 1, k)            ─► those of an axis that k says, and back: added up there
     x[arange(len(x)), k]       ─► the same; a number below 0 counts from the end
+    of integers                ─► integers
 
 What is named may be several neighbours, where all of them have one number: it is read once.
 """
@@ -70,7 +71,7 @@ def gather(places: Places, x: fx.Node) -> None:
     """Entries of an axis, by number."""
     args: Any = x.args
     source, dim, index = args
-    row = places.value(source)
+    row = places.held(source)
     some, many, inner = _named(row.like, like_of(index), dim)
     if x.kwargs or like_of(x).tail != like_of(index).tail:
         raise Refused
@@ -123,10 +124,16 @@ def _named(whole: Like, index: Like, dim: int) -> tuple[int, int, int]:
     return index.tail[at], many, inner
 
 
+def names(places: Places, x: fx.Node) -> bool:
+    """Whether a node looks up entries, which may be integers, by number."""
+    by_rows = x.target is aten.index.Tensor and not places.is_constant(x.all_input_nodes[-1])
+    return by_rows or x.target is aten.gather.default
+
+
 def by_numbers(places: Places, x: fx.Node) -> None:
     """Of each row, along its first axis, those that numbers say."""
     args: Any = x.args
-    row = places.value(args[0])
+    row = places.held(args[0])
     which, sizes = _of_rows(places, row.like, args[1])
     if like_of(x).tail != (*which.like.tail, *row.like.tail[1:]):
         raise Refused
@@ -170,12 +177,12 @@ def _gather(
     sizes: tuple[int, int, int],
 ) -> None:
     (which, piece), (some, many, inner) = numbers, sizes
-    out = places.out(x)
+    out = places.out_of_integers(x) if source.whole else places.out(x)
     if many > LARGEST or not source.like.width or not out.like.width:
         raise Refused
     places.values[x] = out
-    at = which.at, At(at=piece)
-    places.add(Op.GATHER, out, source.at, *at, number=some, many=many, inner=inner)
+    at, op = (which.at, At(at=piece)), Op.GATHER_INTEGERS if source.whole else Op.GATHER
+    places.add(op, out, source.at, *at, number=some, many=many, inner=inner)
 
 
 def _scatter(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from functools import partial
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, Final, cast, final
 from weakref import WeakValueDictionary
 
@@ -225,7 +225,7 @@ class Program(AbstractKernel):
         is made of."""
         own, operands = self.terms, self.operands.tensors()
         mine = [operands[k] for k in own.learning]
-        if not own.lying or not all(x.requires_grad for x in mine):
+        if not own.lying or not all(map(attrgetter("requires_grad"), mine)):
             return (), ()
         before = self._learnt.get(outputs)
         if before is not None and before[0] is into and all(map(is_, before[1], mine)):

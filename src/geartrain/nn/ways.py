@@ -33,6 +33,7 @@ from geartrain.nn.named import (
     NAMING,
     SCATTERING,
     is_named_by,
+    names,
     repeats_for_neighbours,
     row_numbers,
 )
@@ -77,7 +78,7 @@ def _is_told(places: Places, x: fx.Node) -> bool:
     like = x.meta.get("like")
     if not isinstance(like, Like) or not like.rows or x.target is aten.expand.default:
         return True
-    return like.dtype in (places.dtype, torch.bool) or x.target in COUNTS
+    return like.dtype in (places.dtype, torch.bool) or x.target in COUNTS or names(places, x)
 
 
 def _entry_by_entry(places: Places, x: fx.Node) -> None:

@@ -112,7 +112,11 @@ class Group(AbstractNode):
         keyed = state
         if self._move is not None:
             keyed = self._move.move(Forward((), state, state[0]), view)
-        groups = self._table.slots(keyed[self._by], lambda rows: self._open(rows, keyed, view))
+        size = self._size
+        sizes = None if isinstance(size, int) else self._sizes(column_of(size, view))
+        groups = self._table.slots(keyed[self._by], lambda rows: self._open(rows, keyed, sizes))
+        if sizes is not None:
+            self.check_sizes(sizes, self._groups["size"][groups], keyed)
         if self._handles:
             self._require_one_memory(groups, state)
         cells = self._position(groups, view)
@@ -187,6 +191,30 @@ class Group(AbstractNode):
         if self._how == "stack":
             self._require_equal(sizes)
 
+    def check_sizes(
+        self, said: IntArray, sizes: IntArray, state: IntArray, at: IntArray | None = None
+    ) -> None:
+        """Members of one group say the same of it.
+
+        Args:
+            said: int64 ``(n,)``, how many members their group has, as each of them says.
+            sizes: int64 ``(n,)``, as the first of their group said.
+            state: int64 ``(columns, members)``, with the keys.
+            at: Which columns of it are theirs; None: all, as they are.
+
+        Raises:
+            GraphError: They do not.
+        """
+        wrong = said != sizes
+        if wrong.any():
+            i = int(wrong.argmax())
+            raise GraphError(
+                f"'{self.name}': members of {self.key(state[:, i if at is None else at[i]])} say "
+                f"different sizes of their group: the first {int(sizes[i])}, another "
+                f"{int(said[i])}; let 'size' be the same for all members of a group, as a column "
+                "of the vertex or the instance that they meet at is, or let the key tell them apart"
+            )
+
     def check_memory(self, first: IntArray, state: IntArray) -> None:
         """Raises:
         GraphError: Members, a column of ``state`` each, read others than the first of their
@@ -216,13 +244,14 @@ class Group(AbstractNode):
         """The key of the group with this state, in the user's numbers."""
         return describe_key(self.place, state[:, None], self._by)
 
-    def _open(self, rows: IntArray, state: IntArray, view: View) -> int:
-        """New groups, one for each of these rows of the batch."""
+    def _open(self, rows: IntArray, state: IntArray, said: IntArray | None) -> int:
+        """New groups, one for each of these rows of the batch, of which ``said`` are the sizes."""
         size = self._size
-        if isinstance(size, int):
+        if said is None:
+            assert isinstance(size, int)
             sizes = np.full(rows.size, size, np.int64)
         else:
-            sizes = self._sizes(column_of(size, view)[rows])
+            sizes = said[rows]
         start = self._groups.allocate(rows.size)
         end = start + rows.size
         self._groups["start"][start:end] = allocate_ragged(self._cells, sizes)

@@ -336,7 +336,9 @@ def modules_in(module: nn.Module) -> list[nn.Module]:
     dozen things."""
     if not module._modules:
         return [module]
-    found, seen, ahead = list[nn.Module](), set[int](), [module]
+    found: list[nn.Module] = []
+    seen: set[int] = set()
+    ahead = [module]
     while ahead:
         each = ahead.pop()
         if id(each) not in seen:

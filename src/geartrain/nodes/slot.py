@@ -218,7 +218,8 @@ def summed_each(groups: Sequence[Sequence[Slot]]) -> list[float | None]:
     for slot in done:
         slot.products, slot.sums, slot.waiting = [], [], 0
         slot.fresh = False
-    at, found = 0, list[float | None]()
+    found: list[float | None] = []
+    at = 0
     for count in counts:
         found.append(_total(squares[at : at + count]) if count > 0 else None)
         at += abs(count)

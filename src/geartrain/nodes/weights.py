@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -65,6 +66,18 @@ class AbstractWeights(ABC):
             versions: int64 ``(n,)``, the version at each message's forward.
             lengths: Payload rows of each message where they are bundles.
         """
+
+    def received_of(self, version: int, rows: int, messages: int) -> None:
+        """Gradients have been added, of messages that saw one version.
+
+        Args:
+            version: At their forward.
+            rows: Payload rows that the gradients belong to.
+            messages: How many messages these are, at least one.
+        """
+        lengths = np.zeros(messages, np.int64)
+        lengths[0] = rows
+        self.received(rows, np.full(messages, version, np.int64), lengths)
 
     @abstractmethod
     def answered(self, rows: int, messages: int) -> None:

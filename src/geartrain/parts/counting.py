@@ -100,14 +100,21 @@ class Counting:
         self._note(bincount(version - versions, lengths))
         self.dropped(versions)
 
+    def received_of(self, version: int, seen: int, rows: int, messages: int) -> None:
+        """The same of messages that all saw one version."""
+        self.answered(version - seen, rows, messages)
+        self.outstanding -= messages
+        if self._bound is not None:
+            self._in_flight.come_back(np.full(messages, seen, np.int64))
+
     def answered(self, age: int, rows: int, messages: int) -> None:
         """Gradients have been added in the firing that made the rows, so many versions ago."""
         self._answer(messages)
         if rows:
             self.rows += rows
-            counts = np.zeros(age + 1, np.int64)
-            counts[-1] = rows
-            self._note(counts)
+            self.staleness.add_of(age, rows)
+            if self._wants_ages:
+                self.step_ages.add_of(age, rows)
 
     def added(self, rows: int, messages: int) -> None:
         """Gradients have been added; how old they are is counted elsewhere."""

@@ -202,6 +202,9 @@ class PartState(AbstractAhead):
     def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
         self.counting.received(self.version, rows, versions, lengths)
 
+    def received_of(self, version: int, rows: int, messages: int) -> None:
+        self.counting.received_of(self.version, version, rows, messages)
+
     def answered(self, rows: int, messages: int, version: int | None = None) -> None:
         self.counting.answered(0 if version is None else self.version - version, rows, messages)
 

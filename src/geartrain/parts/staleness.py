@@ -22,9 +22,17 @@ class Ages:
 
     def add(self, counts: IntArray) -> None:
         """Add rows by staleness."""
-        if counts.size > self._counts.size:
-            self._counts = np.concatenate([self._counts, np.zeros(2 * counts.size, np.int64)])
+        self._reach(counts.size)
         self._counts[: counts.size] += counts
+
+    def add_of(self, age: int, rows: int) -> None:
+        """Add rows of one staleness."""
+        self._reach(age + 1)
+        self._counts[age] += rows
+
+    def _reach(self, ages: int) -> None:
+        if ages > self._counts.size:
+            self._counts = np.concatenate([self._counts, np.zeros(2 * ages, np.int64)])
 
     @property
     def counts(self) -> IntArray:

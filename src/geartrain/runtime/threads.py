@@ -20,6 +20,7 @@ from typing import final
 
 import torch
 
+from geartrain.device import recorded
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.worker import Finished, Firing
@@ -188,6 +189,8 @@ class _Run:
         self._over = threading.Event()
         self._failures: list[BaseException] = []
         self._outside = _Outside(self._control)
+        parts = {part.device for part in engine.parts.values()}
+        self._gpus = [device for device in parts if device.type == "cuda"]
         self._threads: dict[threading.Thread, int] = {}  # to the worker of each
         self._began = time.perf_counter()
         self.seconds = 0.0
@@ -271,9 +274,9 @@ class _Run:
 
     def _work(self, w: int, admits: bool) -> None:
         """A worker's life."""
-        torch.set_num_threads(self._kernel_threads)
         worker = self._engine.workers[w]
         try:
+            self._enter()
             if admits:
                 self._admit()
             while True:
@@ -297,6 +300,12 @@ class _Run:
             self.stop()
         finally:
             heap.give_back_tried()
+
+    def _enter(self) -> None:
+        """A worker's thread begins."""
+        torch.set_num_threads(self._kernel_threads)
+        for gpu in self._gpus:  # cuBLAS warns of a thread that has asked the device for nothing yet
+            recorded(gpu)
 
     def _say_finished(self, w: int, item: Finished) -> None:
         worker = self._engine.workers[w]

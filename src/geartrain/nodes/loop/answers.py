@@ -40,12 +40,10 @@ def tell(
         each = np.bincount(join_arrays(list(got)), minlength=turn.slots.size)
     back = sent[each[sent] > 0]
     some = each[back]
-    if some.size:
-        versions = np.full(some.size, version, np.int64)
-        if updates is None:
-            weights.received(int(some.sum()), versions, some)
-        else:
-            weights.received_for(updates[back], versions, some)
+    if some.size and updates is None:
+        weights.received_of(version, int(some.sum()), some.size)
+    elif some.size and updates is not None:
+        weights.received_for(updates[back], np.full(some.size, version, np.int64), some)
     if some.size < sent.size:
         weights.dropped(np.full(sent.size - some.size, version, np.int64))
 

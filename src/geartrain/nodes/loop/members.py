@@ -23,8 +23,10 @@ from geartrain.nodes.loop.sorting import ascend, by_key, order_of, repeated
 
 SHOWN: Final = 5
 """Who waits is told of so many."""
+_SIZE: Final = 1
+"""Of the words of a record, how many its group has, as this member says."""
 _PLACE: Final = 2
-"""Of the words of a record, that member's place in its group."""
+"""That member's place in its group."""
 
 
 def _sorting(node: Group, columns: int, *, moved: bool) -> list[int]:
@@ -45,7 +47,8 @@ def member_words(
         came += columns if moved else 0
         more = [came + column for column in _sorting(node, columns, moved=moved)]
     width = AHEAD + (2 if twice else 1) * columns
-    return width, keys, more, [AHEAD + column for column in node.handles]
+    alike = [] if isinstance(node.size, int) else [_SIZE]
+    return width, keys, more, [*alike, *(AHEAD + column for column in node.handles)]
 
 
 @final
@@ -74,7 +77,8 @@ class Members:
             how many each group has; and the groups' states.
 
         Raises:
-            GraphError: A place is none of its group's, or taken.
+            GraphError: A place is none of its group's, or taken; or members of a group say
+                different sizes.
         """
         node = self._node
         told = node.told(state)
@@ -104,12 +108,13 @@ class Members:
         """The twin of ``MemberRecords.collect``, which says what is refused."""
         node, columns = self._node, len(came[AHEAD])
         every = np.concatenate([records.waiting, np.vstack(came)], axis=1)
-        numbers, sizes, positions = every[:AHEAD]
+        numbers, said, positions = every[:AHEAD]
         keyed = every[AHEAD : AHEAD + columns]
         order, starts, counts = self._sorted(keyed, positions)
         # As they came: the first has the group's size.
         first = np.minimum.reduceat(order, starts) if node.ordered else order.take(starts)
-        sizes = sizes.take(first)
+        sizes = said.take(first)
+        node.check_sizes(said.take(order), sizes.repeat(counts), keyed, order)
         self._check(keyed, positions, order, starts, counts, first, sizes)
         complete = counts == sizes
         (done,) = complete.nonzero()

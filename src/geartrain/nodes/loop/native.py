@@ -270,8 +270,10 @@ class NativeCalls:
             self._records, self._at_records = more, pointer(more)
         for module, _ in modules:
             self._held.reserve_rows(module.layout.into)
-        at = self._words.pooled(rows.numbers) if any(some is None for _, some in modules) else 0
-        offset, kept, records = 0, self._turn.kept, list[tuple[int, ...]]()
+        asked = None in [some for _, some in modules]
+        at = self._words.pooled(rows.numbers) if asked else 0
+        records: list[tuple[int, ...]] = []
+        offset, kept = 0, self._turn.kept
         for called, (module, some) in zip(found, modules, strict=True):
             n, begin = called.rows.numbers.size, module.size
             words = [at + 8 * offset, 0] if some is None else self._words.told(some, offset)
@@ -400,12 +402,14 @@ class NativeCalls:
     def _shares(self, end: int, listed: Sequence[Sequence[int]]) -> list[int]:
         """The first of the calls before ``end`` that go back in one call of C, and of those that go
         back after them, the last to go first."""
-        begin, sizes = end, list[int]()
+        begin = end
+        sizes: list[int] = []
         while begin and self.made(begin - 1):
             number, n, first, *_ = listed[begin - 1]
             sizes.append(self._modules[number].nbytes_back(first, n))
             begin -= 1
-        total, cuts, nbytes = sum(sizes), list[int](), 0
+        cuts: list[int] = []
+        total, nbytes = sum(sizes), 0
         share = total / max(-(-total // BYTES_BACK), 1)
         for k, more in enumerate(sizes):
             if nbytes and nbytes + more > share * (len(cuts) + 1):

@@ -67,31 +67,24 @@ class StageOrder:
     def of(cls, stages: Sequence[AbstractStage]) -> StageOrder:
         """That of these."""
         calls = [s for s in stages if isinstance(s, CallStage)]
-        collecting = [s for s in stages if s.collects and not isinstance(s, CallStage)]
-        places = {id(call): 1 << k for k, call in enumerate(calls)}
-        reached = [_reached_from(call) - {id(call)} for call in calls]
-        gathering = {id(stage) for stage in [*calls, *collecting]}
-        ever = {id(stage): _reached_from(stage, round_again=True) for stage in stages}
-        on = {at for at, found in ever.items() if at in found}
-        round = [k for k, stage in enumerate(stages) if not on.isdisjoint(ever[id(stage)])]
-        # Those that it sends rows in any round, and that send it none themselves.
-        behind = [
-            {at for at in ever[id(call)] if at in gathering and id(call) not in ever[at]}
-            for call in calls
-        ]
-        masks = [
-            (
-                places[id(call)],
-                sum(places.get(at, 0) for at in found),
-                sum(places.get(at, 0) for at in later),
-            )
-            for call, found, later in zip(calls, reached, behind, strict=True)
-        ]
-        both = [found | later for found, later in zip(reached, behind, strict=True)]
+        others = [s for s in stages if not isinstance(s, CallStage)]
+        number = {id(stage): k for k, stage in enumerate([*calls, *others])}
+        places = [number[id(stage)] for stage in stages]
+        same, ever = _edges(stages, number, round_again=False), _edges(stages, number)
+        reached, ahead = _reached(places, same), _reached(places, ever)
+        before = _reached(places[::-1], [(b, a) for a, b in ever])
+        is_call = (1 << len(calls)) - 1
+        gathering = is_call | sum(1 << number[id(s)] for s in others if s.collects)
+        on = sum(1 << k for k, found in enumerate(ahead) if found >> k & 1)
+        round = [k for k, place in enumerate(places) if ahead[place] & on]
+        # Those that it sends rows in the same round; and in any, and that send it none themselves.
+        found = [reached[c] & ~(1 << c) for c in range(len(calls))]
+        later = [ahead[c] & gathering & ~before[c] for c in range(len(calls))]
+        masks = [(1 << c, found[c] & is_call, later[c] & is_call) for c in range(len(calls))]
         senders = {
-            k: [c for c, at in enumerate(both) if id(stage) in at]
-            for k, stage in enumerate(stages)
-            if stage in collecting
+            k: [c for c in range(len(calls)) if (found[c] | later[c]) >> place & 1]
+            for k, (stage, place) in enumerate(zip(stages, places, strict=True))
+            if stage.collects and not isinstance(stage, CallStage)
         }
         return cls(round, masks, senders)
 
@@ -336,16 +329,41 @@ def _by_kin(calls: Sequence[CallStage]) -> list[list[CallStage]]:
     return list(found.values())
 
 
-def _reached_from(start: AbstractStage, *, round_again: bool = False) -> set[int]:
-    """Stages that rows come to from this one, by identity: in the same round, or in any."""
-    found: set[int] = set()
-    stack: list[AbstractStage] = [start]
-    while stack:
-        stage = stack.pop()
-        for way, (target, _) in stage.targets.items():
-            reader = target()
-            same = round_again or way not in stage.back
-            if same and reader is not None and id(reader) not in found:
-                found.add(id(reader))
-                stack.append(reader)
+def _edges(
+    stages: Sequence[AbstractStage], number: Mapping[int, int], *, round_again: bool = True
+) -> list[tuple[int, int]]:
+    """Numbers of the stages that send rows, and of those that get them, in the same round or any.
+
+    Args:
+        stages: All, in the order in which rows pass.
+        number: Of each, by identity.
+        round_again: Whether in any.
+    """
+    return [
+        (number[id(stage)], number[id(reader)])
+        for stage in stages
+        for way, (target, _) in stage.targets.items()
+        if (round_again or way not in stage.back) and (reader := target()) is not None
+    ]
+
+
+def _reached(places: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[int]:
+    """What is reached from each number, as bits: a few hundred bytes where there are thousands.
+
+    Args:
+        places: The numbers, each before most of those that it leads to.
+        edges: Which leads to which.
+    """
+    ahead: list[list[int]] = [[] for _ in places]
+    for a, b in edges:
+        ahead[a].append(b)
+    found, settled = [0] * len(places), False
+    while not settled:
+        settled = True
+        for place in reversed(places):
+            bits = found[place]
+            for other in ahead[place]:
+                bits |= found[other] | 1 << other
+            if bits != found[place]:
+                found[place], settled = bits, False
     return found

@@ -153,7 +153,8 @@ class Returning:
         do that they had better be put apart."""
         if self._updates is None:
             return []
-        cuts = np.flatnonzero(np.diff(self._updates)) + 1
+        (cuts,) = (self._updates[1:] != self._updates[:-1]).nonzero()
+        cuts += 1
         return cuts.tolist() if cuts.size * _SIDE_BY_SIDE <= self._n else None
 
     def multiply(self, came: int, call: GradientCall) -> None:

@@ -29,8 +29,9 @@ def updates_of(turn: Turn, which: IntArray, weights: Mapping[str, AbstractWeight
         weights: The parts, by name.
     """
     found: dict[str, IntArray] = {}
+    slots = turn.slots[which]
     for name, each in weights.items():
-        updates = each.updates_of(turn.slots[which])
+        updates = each.updates_of(slots)
         if updates is not None:
             found[name] = np.zeros(turn.slots.size, np.int64)
             found[name][which] = updates

@@ -215,7 +215,7 @@ class _Work:
         """Take what has come; wait if there is nothing else to do."""
         looks = self._looks
         if works and self._state.ready:
-            if looks is not None and not looks.due(self._pace.now()):
+            if looks is not None and not self._pace.reached(looks.due):
                 return
             found = self.transport.poll()
             if looks is not None and self._stock is not None:
@@ -253,8 +253,9 @@ class _Work:
 
     def _is_due(self) -> bool:
         """Whether it is time to tell the controller of what was done."""
-        report, now = self._report, self._pace.now()
-        return self._pace.due(now, matters=report.matters, firings=len(report.firings))
+        report, due = self._report, self._pace.due
+        matters, firings = report.matters, len(report.firings)
+        return self._pace.reached(lambda now: due(now, matters=matters, firings=firings))
 
     def _look_around(self) -> None:
         """Nothing has come for a while: are all others there?"""

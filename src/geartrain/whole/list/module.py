@@ -72,7 +72,7 @@ class WholeList(nn.Module):
         self.hidden = _width(cell) if hidden is None else hidden
 
     def forward(self, x: Tensor, inside: Inside) -> Tensor | tuple[Tensor, ...]:
-        at = _Placed(inside, x.device)
+        at = _StepByStep(inside, x.device)
         x = x.index_select(0, at.rows)
         like = next((p for p in self.cell.parameters() if p.is_floating_point()), x)
         state = tuple(
@@ -130,7 +130,7 @@ def _width(cell: nn.Module) -> int:
 
 
 @final
-class _Placed:
+class _StepByStep:
     """Lists step by step, the longest first, as tensors where the rows are: in one copy.
 
     Attributes:
@@ -310,7 +310,7 @@ class _ListKernel(AbstractKernel):
         kept = x.new_empty((n, x.shape[1])) if room is None else room
         last = lists_forward(x, tokens, inside.lengths, drive.weight, kept, is_tanh=drive.is_tanh)
         if last is None:
-            last = self._steps(x, tokens, _Placed(inside, x.device), kept)
+            last = self._steps(x, tokens, _StepByStep(inside, x.device), kept)
         return (kept.clone() if self._every else last,), (read, kept)
 
     def backward(
@@ -344,14 +344,14 @@ class _ListKernel(AbstractKernel):
         if table is None or found is None:
             (read,) = gathered((read,), rows)
         if found is None:
-            at = _Placed(inside, dy.device)
+            at = _StepByStep(inside, dy.device)
             (states,) = take((states,), at.order if rows is None else rows[at.order])
             found = self._steps_back(dy, read, states, at, table)
         d, d_weight = found
         drive.learn(d_weight, into)
         return (drive.back(d, read, table, into, wanted=wanted),)
 
-    def _steps(self, x: Tensor, tokens: Tensor | None, at: _Placed, kept: Tensor) -> Tensor:
+    def _steps(self, x: Tensor, tokens: Tensor | None, at: _StepByStep, kept: Tensor) -> Tensor:
         """What ``lists_forward`` does, in torch."""
         if tokens is not None:
             require_tokens(tokens, x.shape[0])
@@ -367,7 +367,7 @@ class _ListKernel(AbstractKernel):
         return made.index_select(0, at.last)
 
     def _steps_back(
-        self, dy: Tensor, read: Tensor, kept: Tensor, at: _Placed, table: int | None
+        self, dy: Tensor, read: Tensor, kept: Tensor, at: _StepByStep, table: int | None
     ) -> tuple[Tensor, Tensor]:
         """What ``lists_backward`` does, in torch; kept is in the order of steps."""
         weight, f = self._drive.weight, "tanh" if self._drive.is_tanh else "relu"
