@@ -24,7 +24,9 @@ from geartrain.engine.worker import Firing, WorkerState
 from geartrain.errors import GraphError, NonFiniteError
 from geartrain.frames.instance import Instance
 from geartrain.frames.message import Forward
+from geartrain.graph import owners
 from geartrain.graph.graph import Graph
+from geartrain.graph.region import Run
 from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf, WholeTree
 from geartrain.nn.derived import DerivedKernel
 from geartrain.nodes.gradient import GradientSum
@@ -235,12 +237,21 @@ def test_gradients_of_a_gpu_are_those_of_the_cpu(
 @cuda
 @pytest.mark.parametrize("name", [*OWN, *LOOKING])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_so_are_those_of_programs_whose_loops_run_whole_there(name: str, workers: int) -> None:
+def test_so_are_those_of_programs_whose_loops_run_whole_there(
+    name: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_are_asked_for(monkeypatch)
     assert_close(gradients(name, [GPU], workers), gradients(name, [HOST], 1), rtol=1e-9, atol=1e-11)
+
+
+def all_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can runs whole on a device, as if run="whole" had been said of it."""
+    monkeypatch.setattr(owners, "asked_for", lambda region: True)
 
 
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes ask where rows are, and run loops as where C cannot read these."""
+    all_are_asked_for(monkeypatch)
     monkeypatch.setattr(engine_module, "_is_spread", lambda *args: True)
     monkeypatch.setattr(Place, "on_host", False)
 
@@ -271,6 +282,7 @@ def nodes_where(
     graph: Graph, moved: list[torch.nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> list[AbstractNode]:
     """Nodes of a graph of which some modules are elsewhere."""
+    all_are_asked_for(monkeypatch)
     monkeypatch.setattr(part_module, "require_made", lambda *args: None)  # these have no numbers
     for module in moved:
         module.to("meta")
@@ -291,7 +303,21 @@ def test_a_loop_runs_whole_on_the_device_of_all_of_its_modules(
         nodes_where(model.graph, [first], monkeypatch)
 
 
-def test_a_loop_of_functions_alone_runs_by_steps_where_rows_may_lie_on_a_device() -> None:
+@pytest.mark.parametrize(("run", "whole"), [("auto", False), ("whole", True)])
+def test_on_a_device_a_loop_runs_whole_where_that_is_asked_for(run: Run, whole: bool) -> None:
+    model = models.trees(run=run)
+    parts = make_parts(model.graph, Rules(update_every=Flush()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "_is_spread", lambda *args: True)
+        nodes = Engine(model.graph, parts, Settings()).wiring.nodes.values()
+    assert any(isinstance(node, LoopNode) for node in nodes) == whole
+    assert not any(isinstance(node, StackNode) for node in nodes)
+
+
+def test_a_loop_of_functions_alone_runs_by_steps_where_rows_may_lie_on_a_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    all_are_asked_for(monkeypatch)
     for device, runs_whole in ((None, True), (META, False)):
         graph = Graph(value=("label",))
         state = graph.loop(name="state", run="auto")
@@ -395,6 +421,8 @@ def test_no_firing_on_a_gpu_waits_for_it(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(LoopNode, "forward", noted)
     model = ALL[name]() if name in ALL else own(name)
     in_one_firing = name in IN_ONE_FIRING or name in OWN
+    if in_one_firing:
+        all_are_asked_for(monkeypatch)
     every = Instances(5) if in_one_firing else 5  # loops go by steps where parts count rows
     rules = Rules(optimizer=partial(torch.optim.Adam, lr=1e-3), update_every=every)
     session = Session(model.graph, rules=rules, compute=Compute(device="cuda"))

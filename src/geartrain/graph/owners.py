@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -34,8 +34,18 @@ def devices_of(region: Region, owned: Mapping[int, Sequence[Owner]]) -> set[torc
     return {device for device in found if device is not None}
 
 
-def where_it_would_compute(devices: Collection[torch.device]) -> str:
-    """Why a region whose modules compute on these does not run whole; not of one."""
+def why_not_there(region: Region, owned: Mapping[int, Sequence[Owner]]) -> str | None:
+    """Why a region does not run whole where rows may lie on a device; None: it does."""
+    if not asked_for(region):
+        return "rows may lie on a device, where run='whole' has it run whole"
+    devices = devices_of(region, owned)
     if not devices:
         return "rows may lie on a device, and none of its modules says on which"
-    return f"its modules lie on several devices: {', '.join(sorted(map(str, devices)))}"
+    if len(devices) > 1:
+        return f"its modules lie on several devices: {', '.join(sorted(map(str, devices)))}"
+    return None
+
+
+def asked_for(region: Region) -> bool:
+    """Whether a region is to run whole on a device: what that gains there was not measured yet."""
+    return region.run == "whole"

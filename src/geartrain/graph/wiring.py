@@ -17,7 +17,7 @@ from geartrain.graph.fusion import fused, in_order
 from geartrain.graph.looping import Looping, door_name, make_loop, memories_of
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Made, Port
-from geartrain.graph.owners import Owner, devices_of, where_it_would_compute
+from geartrain.graph.owners import Owner, devices_of, why_not_there
 from geartrain.graph.region import Refusal, Region
 from geartrain.graph.stacking import make_stack
 from geartrain.graph.through import Through
@@ -322,9 +322,9 @@ def _whole_loops(
         copies |= {how_many[m.id] for m in memories_of(operators, region)}
         if region.whole and len(copies) > 1:
             region.reason = "its parts have different numbers of copies"
-        elif region.whole and spread and len(where := devices_of(region, owned)) != 1:
-            region.reason = where_it_would_compute(where)
-        elif region.whole and by_steps is not None:
+        elif region.whole and spread:
+            region.reason = why_not_there(region, owned)
+        if region.whole and by_steps is not None:
             region.reason = by_steps(region)
         if region.whole:
             found.append(region)
