@@ -424,7 +424,7 @@ def test_a_module_that_looks_inside_bundles_and_its_loss_are_one_node(pool):
         torch.manual_seed(0)
         body = nn.Linear(D, 4).double()
         last = (GatedSum(4, out=CLASSES) if pool else GatedGraphCell(4)).double()
-        graph = Graph(vertex=("label",), edge=(), value=("kind",), run="steps")
+        graph = Graph(vertex=("label",), edge=(), value=("kind",))
         states = graph.input("x", bundle=True).through(body, name="body")
         scores = states.through(last, name="readout", inside=True, pool=pool)
         scores.loss(cross_entropy, "kind" if pool else lambda m: m.label % 4)

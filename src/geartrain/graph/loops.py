@@ -297,7 +297,10 @@ class _Known:
         if len(modules) < 2 or not any(isinstance(o, Losing) for o in inside):
             return None
         meet = any(isinstance(o, Grouping | Joining) for o in inside)
-        if not (meet or any(o.call.inside for o in modules)):
+        inside_bundles = [o for o in modules if o.call.inside]
+        if any(o.written_kernel() is not None for o in inside_bundles):
+            return None  # a call of C each, which what runs whole makes dearer
+        if not (meet or inside_bundles):
             return None
         return Region(modules[0].name, DEFAULT, members, loops=False, look=self.deciders)
 
