@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import geartrain as gt
 from benchmarks.peers.systems import SIZES
-from geartrain.engine.worker import Firing, WorkerState
+from geartrain.engine.firing import Firing
+from geartrain.engine.worker import WorkerState
 from geartrain.recipes import find_recipe
 from geartrain.recipes.recipe import Setting
 

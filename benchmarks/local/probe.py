@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.local.methods import Way
+from geartrain.engine.firing import Firing
 from geartrain.engine.instrument import AbstractInstrument, AbstractMeter, Fired, RunStarted
 from geartrain.engine.router import Delivery
-from geartrain.engine.worker import Firing
 from geartrain.frames.instance import Instance
 from geartrain.frames.message import Backward
 from geartrain.nodes.node import Spared

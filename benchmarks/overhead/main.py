@@ -35,8 +35,8 @@ import geartrain as gt
 from benchmarks.firings import Operations, Training, around_firings, name_of
 from benchmarks.peers.figures import Document, Spread, machine
 from geartrain.engine.engine import Engine
+from geartrain.engine.firing import Firing
 from geartrain.engine.settings import Settings
-from geartrain.engine.worker import Firing
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.native.rows import Moves
 from geartrain.nn import Recurrent

@@ -26,7 +26,7 @@ import geartrain as gt
 from benchmarks.firings import around_firings
 from benchmarks.own.programs import PROGRAMS
 from benchmarks.own.programs.program import AbstractProgram, Item
-from geartrain.engine.worker import Firing
+from geartrain.engine.firing import Firing
 
 Way: TypeAlias = Literal["ours", "hand", "plain"]
 RATE: Final = 1e-3

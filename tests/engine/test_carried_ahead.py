@@ -13,10 +13,10 @@ from torch import nn
 
 import geartrain as gt
 from geartrain.engine.engine import Engine
+from geartrain.engine.firing import Firing
 from geartrain.engine.parts import make_parts
 from geartrain.engine.router import Delivery
 from geartrain.engine.settings import Settings
-from geartrain.engine.worker import Firing
 from geartrain.parts.part import PartState
 from geartrain.runtime.base import Feeder
 

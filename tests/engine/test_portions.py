@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.engine.engine import Engine
+from geartrain.engine.firing import Firing
 from geartrain.engine.mailbox import AbstractPolicy, FullestFirst, RandomOrder, Sweeps
 from geartrain.engine.parts import make_parts
 from geartrain.engine.portion import UpdatesWorth
 from geartrain.engine.settings import Settings
-from geartrain.engine.worker import Firing
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.nodes.inside import Inside

@@ -16,8 +16,8 @@ from torch import nn
 import geartrain as gt
 from geartrain.engine.cohorts import Cohorts
 from geartrain.engine.engine import Engine
+from geartrain.engine.firing import Finished, Firing
 from geartrain.engine.parts import make_parts
-from geartrain.engine.worker import Finished, Firing
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.runtime.base import AbstractRuntime

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import geartrain as gt
 from geartrain.engine.engine import Engine
+from geartrain.engine.firing import Firing
 from geartrain.engine.parts import make_parts
 from geartrain.engine.settings import Settings
-from geartrain.engine.worker import Firing
 from geartrain.errors import DataError, NonFiniteError
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.node import AbstractNode

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import geartrain as gt
 from geartrain.engine.engine import Engine
+from geartrain.engine.firing import Firing
 from geartrain.engine.parts import make_parts
-from geartrain.engine.worker import Firing
 from geartrain.errors import DataError, WorkerError
 from geartrain.graph.owners import Owner
 from geartrain.graph.wiring import wire

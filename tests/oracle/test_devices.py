@@ -18,9 +18,10 @@ from benchmarks.own.programs import PROGRAMS
 from geartrain import device as transfer
 from geartrain.engine import engine as engine_module
 from geartrain.engine.engine import Engine
+from geartrain.engine.firing import Firing
 from geartrain.engine.parts import make_parts
 from geartrain.engine.settings import Settings
-from geartrain.engine.worker import Firing, WorkerState
+from geartrain.engine.worker import WorkerState
 from geartrain.errors import GraphError, NonFiniteError
 from geartrain.frames.instance import Instance
 from geartrain.frames.message import Forward

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from geartrain.engine.controller import Ramp
 from geartrain.engine.engine import Engine
+from geartrain.engine.firing import Firing
 from geartrain.engine.mailbox import (
     AbstractPolicy,
     BackwardFirst,
@@ -27,7 +28,6 @@ from geartrain.engine.mailbox import (
 )
 from geartrain.engine.parts import make_parts
 from geartrain.engine.settings import Settings
-from geartrain.engine.worker import Firing
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.parts.part import PartState

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import geartrain as gt
+from geartrain.engine.firing import Firing
 from geartrain.engine.router import Delivery
-from geartrain.engine.worker import Firing
 from geartrain.runtime.costs import batch_bytes
 from geartrain.runtime.simulated import Simulated
 from tests.rigs.passes import one_pass

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from geartrain.engine.worker import Firing
+from geartrain.engine.firing import Firing
 from geartrain.runtime.costs import Costs
 from geartrain.runtime.events import Join, Leave, Pause
 from geartrain.runtime.links import Links

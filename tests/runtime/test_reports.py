@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from geartrain.engine.worker import Firing
+from geartrain.engine.firing import Firing
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.processes.child import _Work
 from geartrain.runtime.processes.messages import (

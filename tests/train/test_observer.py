@@ -10,8 +10,8 @@ import torch
 
 import geartrain as gt
 from geartrain.engine.costs import NodeCost
+from geartrain.engine.firing import Firing
 from geartrain.engine.instrument import Fired, Progress, Updated
-from geartrain.engine.worker import Firing
 from geartrain.nodes.sums import add_sums
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import StepTaken

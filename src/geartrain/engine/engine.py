@@ -20,6 +20,7 @@ from torch import nn
 
 from geartrain.engine.controller import ControllerState
 from geartrain.engine.costs import NodeCost
+from geartrain.engine.firing import Finished
 from geartrain.engine.homes import Homes, span_of
 from geartrain.engine.order import standings
 from geartrain.engine.parts import original_name, part_names, require_parts
@@ -28,7 +29,7 @@ from geartrain.engine.rounds import Rounds
 from geartrain.engine.router import Router
 from geartrain.engine.settings import Settings
 from geartrain.engine.stock import AbstractStock, PartialStock, Stock
-from geartrain.engine.worker import Finished, WorkerState
+from geartrain.engine.worker import WorkerState
 from geartrain.errors import LeakError
 from geartrain.graph.drawing import Outline, OutlineNode, outline_edges
 from geartrain.graph.ends import Losing

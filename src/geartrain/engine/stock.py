@@ -21,9 +21,9 @@ from typing import ClassVar, Final, final
 
 import numpy as np
 
+from geartrain.engine.firing import Finished
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.waves import Waves
-from geartrain.engine.worker import Finished
 from geartrain.frames.frame import Arena
 from geartrain.frames.message import INSTANCE, Forward, IntArray, join_arrays
 from geartrain.sharing.assignment import lot_of

@@ -13,76 +13,23 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, cast, final
 
-import numpy as np
-
 from geartrain.engine.cohorts import Cohorts
+from geartrain.engine.firing import Finished, Firing, cells_of, nbytes_of, story_of, taking
 from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Queue
 from geartrain.engine.order import Standing
 from geartrain.engine.portion import AbstractPortion
-from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
+from geartrain.engine.router import BACKWARD, Delivery, Router
 from geartrain.engine.waves import Waves
 from geartrain.errors import GeartrainError, WorkerError, said
 from geartrain.frames.frame import Arena
-from geartrain.frames.message import INSTANCE, Backward, Forward, IntArray, shapes_of
+from geartrain.frames.message import Backward, Forward
 from geartrain.nodes.node import AbstractNode, Emission
 from geartrain.parts.together import StepsTogether
 from geartrain.parts.trained import AbstractPart, StepTaken
 from geartrain.parts.triggers import Instances
 from geartrain.sharing.communicator import AbstractCommunicator, Silent, Taken
 from geartrain.sharing.letters import Letter
-
-
-@final
-@dataclass(slots=True)
-class Firing:
-    """What one call of ``fire`` did.
-
-    Args:
-        node: Name of the node that the policy picked.
-        part: Its part, or None.
-        forward: Which way.
-        rows: Messages in the batch.
-        cells: Rows of their payload; a bundle has as many as it holds.
-        nbytes: About how many bytes these are, or those of the gradients that have come back.
-        elsewhere: Deliveries for other workers, by worker.
-        outbox: What concerns the controller (its deliveries are done).
-        steps: Optimiser steps taken.
-        both: Whether a forward firing was the backward of its rows too: a loss is inside.
-        held: Parts that have begun or ceased to hold a step back: name to whether it holds.
-        letters: For other copies of the model.
-        taken: Letters that were taken, where that is what it did; its rows are their number.
-    """
-
-    node: str
-    part: str | None
-    forward: bool
-    rows: int
-    both: bool = False
-    cells: int = 0
-    nbytes: int = 0
-    elsewhere: list[tuple[int, Delivery]] = field(default_factory=list)
-    outbox: Outbox = field(default_factory=Outbox)
-    steps: list[StepTaken] = field(default_factory=list)
-    held: dict[str, bool] = field(default_factory=dict)
-    letters: list[Letter] = field(default_factory=list)
-    taken: list[Letter] = field(default_factory=list)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """Instances that have finished.
-
-    Args:
-        turns: int64, an entry for each: its number among those of its copy of the graph, or of all.
-        trained: All that have finished in training so far.
-        copy: The copy of the graph that they were of; None: parts of all copies hear of them.
-    """
-
-    turns: IntArray
-    trained: int
-    copy: int | None = None
 
 
 @final
@@ -360,8 +307,8 @@ class WorkerState:
                 self._reserve(node, batches)
             firing = Firing(node.name, node.part_name, forward, rows, forward and adds)
             bundled = forward and batches[0].lengths is not None
-            firing.cells = _cells(batches) if bundled else rows
-            firing.nbytes = _nbytes(batches[0], rows)
+            firing.cells = cells_of(batches) if bundled else rows
+            firing.nbytes = nbytes_of(batches[0], rows)
             self._run(node, queue.port, batches, firing)
         else:
             node = self._nodes[self._eager[0].node]
@@ -374,7 +321,7 @@ class WorkerState:
 
     def _exchange(self, taken: Taken) -> Firing:
         """A copy of a part has had letters."""
-        firing = self._collect(taken.part, _taking(taken))
+        firing = self._collect(taken.part, taking(taken))
         if taken.part in self.parts:
             self._note_holding(self.parts[taken.part], firing)
         return firing
@@ -405,13 +352,13 @@ class WorkerState:
                 for name in names:
                     self._step(self.parts[name], firing)
         except GeartrainError as error:
-            error.add_note(_story(node, port, batches, self._router))
+            error.add_note(story_of(node, port, batches, self._router))
             raise
         except (SystemExit, KeyboardInterrupt) as error:
-            error.add_note(f"in node {_story(node, port, batches, self._router)}")
+            error.add_note(f"in node {story_of(node, port, batches, self._router)}")
             raise
         except Exception as error:
-            story = _story(node, port, batches, self._router)
+            story = story_of(node, port, batches, self._router)
             raise WorkerError(f"{type(error).__name__} in node {story}: {said(error)}") from error
         self._set_apart(firing)
         for delivery in out.deliveries:
@@ -554,43 +501,3 @@ def _taken(queue: Queue, node: AbstractNode, limit: int) -> list[Forward | Backw
         return queue.take(limit)
     turn = node.place.arena.turn
     return queue.take_earliest(limit, lambda batch: turn[node.slots(batch)])
-
-
-def _cells(batches: Sequence[Forward | Backward]) -> int:
-    """Payload rows, those of bundles counted each."""
-    return sum(len(b) if b.lengths is None else int(b.lengths.sum()) for b in batches)
-
-
-def _nbytes(first: Forward | Backward, messages: int) -> int:
-    """Bytes of so many messages, of which the first batch stands for all."""
-    columns = first.payload if isinstance(first, Forward) else first.gradient or ()
-    total = 0
-    for x in columns:
-        if x is not None and x.shape[0]:
-            total += x.nbytes if first.index is None else x.nbytes * len(first.index) // x.shape[0]
-    return total * messages // len(first)
-
-
-def _taking(taken: Taken) -> Firing:
-    """An exchange has had letters; that is a firing of its own."""
-    letters = [*taken.letters]
-    rows = sum(x.count for x in letters)
-    return Firing(f"{taken.part} exchange", taken.part, True, rows, taken=letters)
-
-
-def _story(
-    node: AbstractNode, port: int, batches: Sequence[Forward | Backward], router: Router
-) -> str:
-    """Node, part, direction, shapes, instances."""
-    part = f" of part '{node.part_name}'" if node.part_name is not None else ""
-    way = "backward" if port == BACKWARD else f"forward (port {port})"
-    first = batches[0]
-    columns = first.payload if isinstance(first, Forward) else first.gradient or ()
-    rows = sum(map(len, batches))
-    loss = f" with loss '{node.loss_name}'" if node.loss_name is not None else ""
-    told = f"'{node.name}'{loss}{part}, {way}, {rows} rows, payload {shapes_of(columns) or 'zero'}"
-    if isinstance(first, Forward):
-        slots = np.concatenate([b.state[INSTANCE] for b in batches if isinstance(b, Forward)])
-        return f"{told}, {node.place.arena.describe_several(slots)}"
-    answered = np.concatenate([b.rows for b in batches if isinstance(b, Backward)])
-    return f"{told}, {router.told(answered)}"

@@ -29,8 +29,8 @@ import torch
 
 from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most, require_number, require_whole
 from geartrain.engine.engine import Engine
+from geartrain.engine.firing import Firing
 from geartrain.engine.router import Outbox
-from geartrain.engine.worker import Firing
 from geartrain.errors import DataError
 from geartrain.frames.columns import Columns
 from geartrain.frames.instance import InOrder, Instance

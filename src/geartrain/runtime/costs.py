@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, final, runtime_checkable
 
 from geartrain.bounds import require_number
+from geartrain.engine.firing import Firing
 from geartrain.engine.router import Delivery
-from geartrain.engine.worker import Firing
 from geartrain.frames.message import Backward
 from geartrain.kinds import require_entries, require_truth
 from geartrain.runtime.links import Quality

@@ -16,8 +16,8 @@ from typing import Final, final
 
 from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most, require_number, require_whole
 from geartrain.engine.engine import Engine
+from geartrain.engine.firing import Finished, Firing
 from geartrain.engine.router import Delivery, Outbox
-from geartrain.engine.worker import Finished, Firing
 from geartrain.errors import StuckError, WorkerDiedError
 from geartrain.kinds import require_each, require_kind
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch

@@ -22,8 +22,8 @@ import torch
 
 from geartrain.device import recorded
 from geartrain.engine.engine import Engine
+from geartrain.engine.firing import Finished, Firing
 from geartrain.engine.router import Delivery, Outbox
-from geartrain.engine.worker import Finished, Firing
 from geartrain.errors import StuckError
 from geartrain.native import pool
 from geartrain.native.heap import heap

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, final
 
 from geartrain.engine.costs import NOTHING, NodeCost
+from geartrain.engine.firing import Firing
 from geartrain.engine.instrument import Link, NodeWork, Worked
-from geartrain.engine.worker import Firing
 
 Direction: TypeAlias = Literal["forward", "backward", "exchange"]
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
-from geartrain.engine.worker import Firing
+from geartrain.engine.firing import Firing
 from geartrain.errors import GeartrainError, WorkerDiedError
 from geartrain.runtime.base import log
 from geartrain.runtime.hosts.control import CLOCK, WAIT_S, RemoteMember, Switchboard

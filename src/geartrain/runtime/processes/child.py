@@ -26,10 +26,10 @@ import numpy as np
 import torch
 
 from geartrain.engine.engine import MadeOf, Passing
+from geartrain.engine.firing import Firing
 from geartrain.engine.parts import original_name
 from geartrain.engine.router import Delivery
 from geartrain.engine.stock import PartialStock
-from geartrain.engine.worker import Firing
 from geartrain.errors import GeartrainError, TransportError
 from geartrain.native.pool import shared
 from geartrain.nodes.node import Memory

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from geartrain.engine.worker import Firing
+from geartrain.engine.firing import Firing
 from geartrain.errors import GeartrainError, WorkerDiedError
 from geartrain.runtime.processes.memory import Apart, SharedRegion, SharedTensors
 from geartrain.sharing.locks import AbstractLock

@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from geartrain.engine.firing import Finished, Firing
 from geartrain.engine.rounds import Passed
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.stock import Lot
-from geartrain.engine.worker import Finished, Firing
 from geartrain.errors import TransportError
 from geartrain.frames.frame import Admitted
 from geartrain.frames.message import IntArray, join_arrays
