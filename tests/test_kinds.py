@@ -319,7 +319,6 @@ VERBS: dict[str, Taking] = {
     "group.how": word(verb("group", "how", by="vertex", size=2), "sum", "bundle"),
     "ungroup.index": text(verb("ungroup", "index"), None, "vertex"),
     "flatmap.over": text(verb("flatmap", "over", count=nothing), "copy"),
-    "flatmap.count": call(verb("flatmap", "count", over="copy"), nothing),
     "loss.criterion": Taking(
         verb("loss", "criterion"),
         [gt.cross_entropy, nn.CrossEntropyLoss()],

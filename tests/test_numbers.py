@@ -246,6 +246,10 @@ TRAINING: dict[str, tuple[Make, Kind]] = {
 }
 STREAMS: dict[str, tuple[Make, Kind]] = {
     "route.ways": (lambda x: gt.Graph().input("x").route(len, x), whole(1)),
+    "flatmap.count": (
+        lambda x: gt.Graph().input("x").flatmap("copy", count=x),
+        Kind([1, "n", len], [1.5, True], [0, -1]),
+    ),
     "group.size": (
         lambda x: gt.Graph().input("x").group("vertex", x),
         Kind([1, "n", len], [1.5, True], [0, -1]),

@@ -320,7 +320,7 @@ def test_a_loop_that_groups_what_looks_at_a_memory_waits_for_a_row_of_each_bundl
         held = encoded.hold(name="memory")
         start = held.through(Total(), name="start", inside=True, pool=True)
         state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
-        state.join(start.flatmap("part", count=lambda m: np.full(len(m), 2)))
+        state.join(start.flatmap("part", count=2))
         seen = state.attend(held, Look(), name="look").move(turn=lambda m: m.turn + 1)
         both = seen.group(by="turn", size=2, order="part", how="mean", name="both")
         more, done = both.where(lambda m: m.turn < m.turns)

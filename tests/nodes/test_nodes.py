@@ -234,13 +234,14 @@ def test_a_flatmap_numbers_edges_and_copies():
     assert vertices.tolist() == [2, 1, 0] and y[:, 0].tolist() == [1, 5, 5]
 
 
+@pytest.mark.parametrize("count", [lambda m: np.full(len(m), 3), 3, "kind"], ids=type)
 @pytest.mark.parametrize("order", [Order(), Order(max_rows=1)], ids=str)
-def test_copies_and_parts_are_numbered_inside_their_instance(order):
+def test_copies_and_parts_are_numbered_inside_their_instance(order, count):
     """Of the second of two instances as well, whose vertices lie behind those of the first."""
 
     def build(index: str) -> Graph:
         made = Graph(vertex=("slot", "kind"), edge=())
-        copies = made.input("x").flatmap(index, count=lambda m: np.full(len(m), 3), name="copies")
+        copies = made.input("x").flatmap(index, count=count, name="copies")
         parts = made.input("y").ungroup(index=index, name="parts")
         for name, stream in (("copies", copies), ("parts", parts)):
             stream.through(lambda x: x[:, :1], name=f"one of {name}").move(
@@ -252,7 +253,7 @@ def test_copies_and_parts_are_numbered_inside_their_instance(order):
     data = [
         Instance(
             {"x": (torch.full((1, 2), k), [0]), "y": (torch.full((1, 3, 2), k), [0])},
-            {"slot": [0, 0, 0], "kind": [0, 0, 0]},
+            {"slot": [0, 0, 0], "kind": [3, 0, 0]},
             edge,
         )
         for k in (1.0, 2.0)

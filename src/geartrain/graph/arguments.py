@@ -24,7 +24,6 @@ _ROWS: Final = "a function of a View that gives one for each row"
 _KINDS: Final[Mapping[str, tuple[Any, str]]] = {
     "predicate": (Callable, f"{_ROWS}: lambda m: m.parent >= 0"),
     "choose": (Callable, f"{_ROWS}: lambda m: m.kind"),
-    "count": (Callable | None, f"{_ROWS}: lambda m: m.copies; or None"),
     "order": (str | Callable | None, "a column, a function of a View, or None"),
     "criterion": (Callable, "a function that gives one loss a row: cross_entropy"),
     "target": (str | Callable | None, "a column, a function of a View, or None"),

@@ -11,12 +11,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Integral
+from operator import attrgetter
 from typing import Any, Self
+
+import numpy as np
 
 from geartrain.bounds import require_whole
 from geartrain.errors import GraphError
 from geartrain.frames.frame import View
+from geartrain.frames.message import IntArray
 from geartrain.graph.arguments import require_arguments
 from geartrain.graph.draft import Draft
 from geartrain.graph.ends import Stopping
@@ -146,7 +151,7 @@ class AbstractRows(ABC):
         self,
         over: str = "edge",
         *,
-        count: Callable[[View], Any] | None = None,
+        count: int | Column | None = None,
         name: str | None = None,
     ) -> Self:
         """Send each row once for each edge that leaves its vertex (Flatmap); none is allowed.
@@ -154,9 +159,13 @@ class AbstractRows(ABC):
         Args:
             over: ``edge``: the state column ``edge`` then names the edge. With ``count``: the
                 column that numbers the copies from 0; ``vertex`` puts copy i at vertex i.
-            count: Gets a ``View``, returns each row's number of copies.
+            count: How many copies a row becomes: a number, a column, or a function of the ``View``
+                that gives one for each row.
         """
-        require_arguments("flatmap", over=over, count=count)
+        require_arguments("flatmap", over=over)
+        if count is not None and not isinstance(count, str) and not callable(count):
+            wanted = "1 copy or more, a column, or a function of a View: lambda m: m.copies"
+            require_whole(f"flatmap(count={count!r})", count, 1, wanted)
         if over == "edge" and count is None and self._draft.edge is None:
             raise GraphError(
                 "flatmap over edges, but instances have none: declare Graph(edge=()) or with "
@@ -167,7 +176,8 @@ class AbstractRows(ABC):
                 f"flatmap(over={over!r}): give count=..., the number of copies of a row"
             )
         self._draft.declare(over)
-        return self._add(Flatmapping(self._draft.name(name, "flatmap"), self._source, over, count))
+        each = _for_each_row(count)
+        return self._add(Flatmapping(self._draft.name(name, "flatmap"), self._source, over, each))
 
     def split(self, *sizes: int, name: str | None = None) -> tuple[Self, ...]:
         """Cut the last dimension into pieces (Split)."""
@@ -216,3 +226,14 @@ class AbstractRows(ABC):
         for stream in streams:
             if stream._draft is not self._draft:
                 raise GraphError(f"{stream} belongs to another graph")
+
+
+def _for_each_row(count: int | Column | None) -> Callable[[View], Any] | None:
+    """A number of each row of a ``View``."""
+    if isinstance(count, str):
+        return attrgetter(count)
+    return count if count is None or callable(count) else partial(_as_many, n=int(count))
+
+
+def _as_many(view: View, n: int) -> IntArray:
+    return np.full(len(view), n)
