@@ -28,6 +28,7 @@ from tests.rigs.passes import (
     autograd,
     one_pass,
 )
+from tests.rigs.products import halved
 
 H = 3
 F64 = torch.float64
@@ -395,17 +396,20 @@ def check(model: Model, order: Order) -> Any:
     return got
 
 
-@pytest.fixture(params=[True, False], ids=["programs", "autograd"])
-def programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether programs of modules that read memories win."""
-    wins = bool(request.param)
-    monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5 if wins else 2.0)
-    return wins
+each_model = halved(name=[*MODELS], programs={"programs": True, "autograd": False})
+"""With programs of modules that read memories, or by autograd, whichever wins."""
+
+
+@pytest.fixture
+def ratio(programs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs win, or autograd does."""
+    monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5 if programs else 2.0)
 
 
 @pytest.mark.both_ways
-@pytest.mark.parametrize("name", MODELS)
-def test_gradients_are_those_of_autograd(name: str, programs: bool) -> None:
+@pytest.mark.usefixtures("ratio")
+@each_model
+def test_gradients_are_those_of_autograd(name: str) -> None:
     for order in (Order(max_active=3), Order("threads", 2, max_active=4), Order(reach=False)):
         model = MODELS[name](13, "whole")
         assert "loop 'rounds' runs whole" in str(model.graph)
@@ -465,10 +469,9 @@ def test_some_rows_go_back_at_a_time(
     check(MODELS[name](13, "whole"), Order(max_active=3))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_what_c_has_made_goes_back_call_by_call(
-    name: str, programs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("ratio")
+@each_model
+def test_what_c_has_made_goes_back_call_by_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.NativeCalls, "made", lambda self, number: False)
     check(MODELS[name](13, "whole"), Order(max_active=3))
 
