@@ -208,19 +208,18 @@ def test_a_test_that_runs_for_too_long_is_ended_and_c_prints_threads_before(
         cancel_dump_traceback_later=lambda: said.append("none"),
     )
     monkeypatch.setattr(bounds, "faulthandler", told)
-    monkeypatch.setattr(bounds.time, "monotonic", lambda: 100.0)
     watch = bounds.Watch(pytestconfig)
-    watch.begin(50.0, lambda: said.append("the first"))
+    watch.begin(bounds.Running(150.0, 50.0, lambda: said.append("the first")))
     watch.look(101.0)
     watch.look(102.0)  # the same test: C has been told
-    watch.begin(10.0, lambda: said.append("the second"))
+    watch.begin(bounds.Running(110.0, 10.0, lambda: said.append("the second")))
     watch.look(103.0)
     assert said == [47.0, pytest.approx(6.6)]
     watch.cancel()
     watch.look(104.0)
     watch.look(200.0)
     assert said[2:] == ["none"]
-    watch.begin(10.0, lambda: said.append("the third"))
+    watch.begin(bounds.Running(110.0, 10.0, lambda: said.append("the third")))
     watch.look(109.9)
     watch.look(110.0)
     assert said[3:] == [bounds.EVERY_S, "the third"]

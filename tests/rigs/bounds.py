@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import pytest
-import pytest_timeout
+import pytest_timeout  # type: ignore[import-untyped]
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 EVERY_S: Final = 1.0
@@ -47,7 +47,8 @@ class Watch:
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
         if settings.method != "thread":
             return None
-        self.begin(settings.timeout, lambda: pytest_timeout.timeout_timer(item, settings))
+        until, bound = time.monotonic() + settings.timeout, settings.timeout
+        self.begin(Running(until, bound, lambda: pytest_timeout.timeout_timer(item, settings)))
         item.cancel_timeout = self.cancel  # type: ignore[attr-defined]
         if self._thread is None:
             self._thread = threading.Thread(target=self._look_on, daemon=True)
@@ -59,9 +60,9 @@ class Watch:
             self._over.set()
             self._thread.join()
 
-    def begin(self, bound: float, end: Callable[[], None]) -> None:
-        """A test begins: ``end`` is called once it has run for ``bound`` s."""
-        self._running = Running(time.monotonic() + bound, bound, end)
+    def begin(self, test: Running) -> None:
+        """A test begins: it is ended once its time is up."""
+        self._running = test
 
     def cancel(self) -> None:
         """It has ended by itself."""
