@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -18,14 +20,14 @@ def tell_what_is_shown(config: pytest.Config) -> None:
     asked = any(getattr(config.option, name, None) for name in SHOW_ALL)
     if asked or config.option.verbose > 0 or not hasattr(config, "workerinput"):
         return
-    (worker,) = (p for p in config.pluginmanager.get_plugins() if hasattr(p, "sendevent"))
-    send = worker.sendevent
+    for worker in config.pluginmanager.get_plugins():
+        if hasattr(worker, "sendevent"):
+            worker.sendevent = partial(_tell, worker.sendevent)
 
-    def some(name: str, **what: Any) -> None:
-        if shown(name, what.get("data", {})):
-            send(name, **what)
 
-    worker.sendevent = some
+def _tell(send: Callable[..., None], name: str, **what: Any) -> None:
+    if shown(name, what.get("data", {})):
+        send(name, **what)
 
 
 def shown(name: str, report: dict[str, Any]) -> bool:
