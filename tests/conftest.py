@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests.rigs import bounds, cases, fewer, loggers
+from tests.rigs import bounds, cases, loggers
 from tests.rigs.programs import Nursery
 
 # torch is imported where it is needed: the process that hands out tests to others runs none.
@@ -46,10 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One thread keeps the bounds of tests, and what nobody sees is not told. Branches are counted
-    in few cases, if they are: a tracer makes them half as long again and more."""
+    """One thread keeps the bounds of tests. Branches are counted in few cases, if they are: a
+    tracer makes them half as long again and more."""
     config.pluginmanager.register(bounds.Watch(config))
-    fewer.tell_what_is_shown(config)
     if config.getoption("--first-cases"):
         config.pluginmanager.register(cases.Untraced())
 

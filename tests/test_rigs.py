@@ -9,14 +9,13 @@ import threading
 from itertools import combinations, product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from _pytest.logging import catching_logs
 
 from geartrain import garbage
 from geartrain.native import library
-from tests.rigs import bounds, fewer, loggers
+from tests.rigs import bounds, loggers
 from tests.rigs.products import covering, halved, in_pairs
 
 CONFTEST = """
@@ -257,37 +256,3 @@ def test_a_test_that_waits_for_ever_ends_the_run_with_the_stacks_of_threads(
     assert found.ret == 1
     assert "Stack of MainThread" in found.stdout.str() and "test_waits" in found.stdout.str()
     found.stdout.no_fnmatch_line("*passed*")
-
-
-REPORTS = [
-    {"when": when, "outcome": outcome}
-    for when, outcome in (
-        ("setup", "passed"),
-        ("teardown", "passed"),
-        ("call", "passed"),
-        ("call", "failed"),
-        ("setup", "skipped"),
-        ("teardown", "failed"),
-    )
-]
-
-
-def test_a_process_of_tests_tells_of_calls_and_of_what_has_not_passed() -> None:
-    told: list[tuple[str, object]] = []
-    worker = SimpleNamespace(sendevent=lambda name, **what: told.append((name, what.get("data"))))
-    option = SimpleNamespace(verbose=0, durations=None, xmlpath=None)
-    plugins = SimpleNamespace(get_plugins=lambda: [object(), worker])
-    config: Any = SimpleNamespace(option=option, pluginmanager=plugins, workerinput={})
-    every = [("logstart", None), *(("testreport", report) for report in REPORTS), ("end", None)]
-    for change in ({"verbose": 1}, {"durations": 5}, {"xmlpath": "there"}):
-        config.option = SimpleNamespace(**vars(option) | change)
-        fewer.tell_what_is_shown(config)
-        for name, report in every:
-            worker.sendevent(name, data=report)
-        assert told == every
-        told.clear()
-    config.option = option
-    fewer.tell_what_is_shown(config)
-    for name, report in every:
-        worker.sendevent(name, **({} if report is None else {"data": report}))
-    assert told == [("testreport", report) for report in REPORTS[2:]] + [("end", None)]
