@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import importlib
 import os
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests.rigs import cases, loggers
+from tests.rigs import bounds, cases, loggers
 from tests.rigs.programs import Nursery
 
 # torch is imported where it is needed: the process that hands out tests to others runs none.
@@ -47,7 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Branches are counted in few cases: a tracer makes them half as long again and more."""
+    """One thread keeps the bounds of tests. Branches are counted in few cases, if they are: a
+    tracer makes them half as long again and more."""
+    config.pluginmanager.register(bounds.Watch(config))
     if config.getoption("--first-cases"):
         config.pluginmanager.register(cases.Untraced())
 
@@ -79,16 +80,6 @@ def one_kernel_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def own_bound(request: pytest.FixtureRequest) -> None:
-    """A test that may take longer than others is not looked into when they would have ended.
-
-    To print the stacks of threads that run, without stopping them, can end the process.
-    """
-    if request.node.get_closest_marker("timeout") is not None:
-        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)

@@ -7,13 +7,15 @@ import logging
 import sys
 import threading
 from itertools import combinations, product
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from _pytest.logging import catching_logs
 
 from geartrain import garbage
 from geartrain.native import library
-from tests.rigs import loggers
+from tests.rigs import bounds, loggers
 from tests.rigs.products import covering, halved, in_pairs
 
 CONFTEST = """
@@ -194,3 +196,63 @@ def test_pytest_hangs_no_handlers_on_loggers_of_torch(
     assert (alone.propagate, other.propagate) == (True, False)
     with catching_logs(caplog.handler):
         assert caplog.handler in other.handlers and caplog.handler not in alone.handlers
+
+
+def test_a_test_that_runs_for_too_long_is_ended_and_c_prints_threads_before(
+    monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    said: list[object] = []
+    told = SimpleNamespace(
+        dump_traceback_later=lambda left, file: said.append(left),
+        cancel_dump_traceback_later=lambda: said.append("none"),
+    )
+    monkeypatch.setattr(bounds, "faulthandler", told)
+    watch = bounds.Watch(pytestconfig)
+    watch.begin(bounds.Running(150.0, 50.0, lambda: said.append("the first")))
+    watch.look(101.0)
+    watch.look(102.0)  # the same test: C has been told
+    watch.begin(bounds.Running(110.0, 10.0, lambda: said.append("the second")))
+    watch.look(103.0)
+    assert said == [47.0, pytest.approx(6.6)]
+    watch.cancel()
+    watch.look(104.0)
+    watch.look(200.0)
+    assert said[2:] == ["none"]
+    watch.begin(bounds.Running(110.0, 10.0, lambda: said.append("the third")))
+    watch.look(109.9)
+    watch.look(110.0)
+    assert said[3:] == [bounds.EVERY_S, "the third"]
+
+
+HANGS = """
+import threading
+import pytest
+
+def test_of_a_moment():
+    pass
+
+@pytest.mark.timeout(1)
+def test_waits():
+    threading.Event().wait()
+
+def test_is_not_reached():
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_test_that_waits_for_ever_ends_the_run_with_the_stacks_of_threads(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makeconftest(
+        "from tests.rigs import bounds\n"
+        "def pytest_configure(config):\n"
+        "    config.pluginmanager.register(bounds.Watch(config))\n"
+    )
+    pytester.makepyfile(HANGS)
+    pytester.makeini("[pytest]\ntimeout = 30\ntimeout_method = thread")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    found = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider", "-n0")
+    assert found.ret == 1
+    assert "Stack of MainThread" in found.stdout.str() and "test_waits" in found.stdout.str()
+    found.stdout.no_fnmatch_line("*passed*")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import geartrain as gt
 from geartrain.errors import DataError, GraphError
 from geartrain.graph.admission import Brought, check_of, require_range
+from tests.rigs.products import halved
 
 Made = tuple[gt.Graph, Callable[..., gt.Instance], list[tuple[dict[str, object], str]]]
 CASES: dict[str, Callable[[], Made]] = {}
@@ -162,15 +163,15 @@ RUNTIMES = [gt.Simulated(2), gt.Threads(1)]
 BAD = [(name, i) for name, make in CASES.items() for i in range(len(make()[2]))]
 
 
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize(("name", "which"), BAD)
+@halved(case={f"{name}-{which}": (name, which) for name, which in BAD}, native=[True, False])
 def test_what_cannot_be_computed_is_refused_by_key_before_anything_enters(
-    name, which, native, monkeypatch
+    case, native, monkeypatch
 ):
     from geartrain.native import library
 
     if not native:
         monkeypatch.setattr(library, "current", lambda: None)
+    name, which = case
     graph, make, bad = CASES[name]()
     changed, said = bad[which]
     data = [make(f"line {i}") for i in range(9)]

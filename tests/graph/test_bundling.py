@@ -15,6 +15,7 @@ from geartrain.native import library
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.loop.node import LoopNode
 from tests.rigs.passes import Order, accumulate, assert_same_gradients
+from tests.rigs.products import in_pairs
 
 WIDTH = 3
 
@@ -189,9 +190,7 @@ def loops_of(outcome: object) -> list[LoopNode]:
     return [node for node in nodes if isinstance(node, LoopNode)]
 
 
-@pytest.mark.parametrize("most", [4096, 2])
-@pytest.mark.parametrize("reach", [True, False])
-@pytest.mark.parametrize("shape", SHAPES)
+@in_pairs(shape=[*SHAPES], reach=[True, False], most=[4096, 2])
 def test_it_is_what_comes_of_it_by_steps(shape: str, reach: bool, most: int) -> None:
     build, data = SHAPES[shape]
     found = []

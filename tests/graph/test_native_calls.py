@@ -44,6 +44,7 @@ from tests.rigs.called import (
     widest,
 )
 from tests.rigs.passes import Order, accumulate, assert_same_gradients, one_pass
+from tests.rigs.products import halved
 
 FEW = Order(max_active=3)
 MANY = 8
@@ -86,8 +87,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=("three at a time", "two at a time", "on threads"))
-@pytest.mark.parametrize("name", CASES)
+@halved(
+    name=[*CASES],
+    order=dict(zip(("three at a time", "two at a time", "on threads"), ORDERS, strict=True)),
+)
 def test_gradients_are_those_of_steps_and_c_has_made_calls(
     made: dict[str, int], name: str, order: Order
 ) -> None:

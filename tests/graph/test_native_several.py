@@ -27,6 +27,7 @@ from tests.rigs.bundling import WIDTH, Apart, Asks, Follows, Meets, Mixes, Shift
 from tests.rigs.counted import count_made
 from tests.rigs.passes import Order, accumulate, assert_same_gradients
 from tests.rigs.passing import noted_asking
+from tests.rigs.products import halved
 
 NAMES, LARGE = 5, 1 << 53
 FEW = Order(max_active=3)
@@ -319,8 +320,10 @@ def by_autograd(name: str) -> Any:
         return gradients(name, FEW)
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=("three at a time", "two at a time", "on threads"))
-@pytest.mark.parametrize("name", CASES)
+@halved(
+    name=[*CASES],
+    order=dict(zip(("three at a time", "two at a time", "on threads"), ORDERS, strict=True)),
+)
 def test_gradients_are_those_of_autograd_and_c_has_made_calls(
     name: str, order: Order, made: dict[str, int]
 ) -> None:

@@ -32,6 +32,7 @@ from tests.rigs.passes import (
     autograd,
     one_pass,
 )
+from tests.rigs.products import halved
 
 WIDTH, CLASSES = 4, 3
 
@@ -179,8 +180,7 @@ def stacks_of(engine: Engine) -> list[StackNode]:
     return [node for node in engine.wiring.nodes.values() if isinstance(node, StackNode)]
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=str)
-@pytest.mark.parametrize("name", PROGRAMS)
+@halved(name=[*PROGRAMS], order=ORDERS)
 def test_gradients_and_losses_are_those_of_plain_torch(name, order):
     made, data = modules(), points()
     want = total_of(name, made, data)

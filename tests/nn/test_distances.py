@@ -12,6 +12,7 @@ from torch import Tensor
 from geartrain.native.fused import Op
 from geartrain.nn.derivation import derive
 from geartrain.nn.otherwise import OTHERWISE
+from tests.rigs.products import halved
 from tests.rigs.programs_in_c import ops_of
 from tests.rigs.rowwise import Rowwise, assert_as_autograd
 
@@ -78,8 +79,7 @@ RULES: dict[str, tuple[Callable[..., Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", RULES)
+@halved(name=[*RULES], dtype=[torch.float32, torch.float64])
 def test_distances_are_what_autograd_says(name: str, dtype: torch.dtype) -> None:
     rule, steps = RULES[name]
     module = Rowwise(rule, D, D).to(dtype)

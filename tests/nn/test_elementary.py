@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from geartrain.native.fused import Elementary
+from tests.rigs.products import halved
 from tests.rigs.rowwise import Rowwise, assert_as_autograd, both, in_c
 
 N, D = 7, 6
@@ -107,8 +108,7 @@ def of_ends(dtype: torch.dtype, name: str = "") -> Tensor:
     return torch.tensor(EDGES + ends, dtype=dtype).unsqueeze(1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ONE)
+@halved(name=[*ONE], dtype=[torch.float32, torch.float64])
 def test_functions_of_one_are_torchs(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     close = 1e-11 if dtype is torch.float64 else 2e-5
@@ -117,8 +117,7 @@ def test_functions_of_one_are_torchs(name: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(mine, torchs, rtol=close, atol=close, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", TWO)
+@halved(name=[*TWO], dtype=[torch.float32, torch.float64])
 def test_functions_of_two_are_torchs(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     close = 1e-11 if dtype is torch.float64 else 2e-5

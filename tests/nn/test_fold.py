@@ -22,6 +22,7 @@ from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program, Programs
 from geartrain.nodes.gradient import GradientSum
 from geartrain.parts.part import PartState
+from tests.rigs.products import in_pairs
 
 N, D, V, KINDS = 40, 5, 7, 3
 Tensors = tuple[Tensor, ...]
@@ -141,9 +142,7 @@ def _by_calls(
     return [y, dh, dc, *(d if d is None else d.to_dense().clone() for d in sums)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("calls", [1, 4, 40])
-@each_case
+@in_pairs(name=[*_CASES], calls=[1, 4, 40], dtype=[torch.float64, torch.float32])
 def test_gradients_are_those_of_plain_torch(name: str, calls: int, dtype: torch.dtype) -> None:
     module, program, inputs = _made(name, dtype)
     dy = torch.randn(N, D, dtype=dtype)

@@ -23,6 +23,7 @@ from geartrain.nn.operands import Operands
 from geartrain.nn.packs import OperandPlaces
 from geartrain.nn.program import Program
 from geartrain.nodes.gradient import GradientSum
+from tests.rigs.products import in_pairs
 from tests.rigs.programs_in_c import ops_of
 
 N, D, WORDS = 23, 6, 9
@@ -124,9 +125,11 @@ def _both_ways(
     return found + [d.to_dense().clone() for d in sums if d is not None]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("rows", [None, [4, 0, 19, 4, 7], [5, 6, 7, 8], [8, 7, 6], [3]])
-@pytest.mark.parametrize("name", list(_CASES))
+@in_pairs(
+    name=[*_CASES],
+    rows=[None, [4, 0, 19, 4, 7], [5, 6, 7, 8], [8, 7, 6], [3]],
+    dtype=[torch.float64, torch.float32],
+)
 def test_steps_compute_what_torch_does(
     name: str, rows: list[int] | None, dtype: torch.dtype
 ) -> None:

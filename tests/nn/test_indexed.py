@@ -16,6 +16,7 @@ from geartrain.nn.derivation import derive
 from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
 from geartrain.nodes.gradient import GradientSum
+from tests.rigs.products import halved
 from tests.rigs.programs_in_c import ops_of
 
 N, D, KINDS = 11, 5, 3
@@ -95,8 +96,7 @@ def _used(found: list[Tensor]) -> list[Tensor]:
     return [x for x in found if x.any()]
 
 
-@pytest.mark.parametrize("frozen", ["", "w b"])
-@pytest.mark.parametrize("name", _RULES)
+@halved(name=[*_RULES], frozen={"nothing frozen": "", "w and b frozen": "w b"})
 def test_what_is_indexed_learns_as_by_autograd(name: str, frozen: str) -> None:
     x, r = _inputs()
     module, dy = Related(_RULES[name], frozen).double(), torch.randn(N, D, dtype=torch.float64)

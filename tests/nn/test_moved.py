@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from geartrain.nn.derivation import derive
 from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
+from tests.rigs.products import halved
 from tests.rigs.rowwise import Rowwise, assert_as_autograd, both, in_c
 
 N = 6
@@ -116,8 +117,7 @@ SQUARE: Mapping[str, One] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", SQUARE)
+@halved(name=[*SQUARE], dtype=[torch.float32, torch.float64])
 def test_what_moves_is_where_torch_has_it(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.randn(N, 4, 4, dtype=dtype)

@@ -29,6 +29,7 @@ from geartrain.nodes.held import Held, Recalled
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.ragged import RaggedModule
 from geartrain.nodes.remembering import RecordedCall, Remembering, RememberingRead
+from tests.rigs.products import in_pairs
 from tests.rigs.ragged_modules import H, Look, Mix, Pass, Point, Pool, Products
 
 F64 = torch.float64
@@ -399,9 +400,7 @@ def _rounds_by_autograd(sparse: bool) -> list[Tensor]:
     return _rounds_by_steps("inputs", 1, sparse)[0]
 
 
-@pytest.mark.parametrize("story", ["undecided", "derived, 0.50 of autograd"])
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("active", [1, 4, 30])
+@in_pairs(active=[1, 4, 30], sparse=[False, True], story=["undecided", "derived, 0.50 of autograd"])
 @pytest.mark.usefixtures("soon")
 def test_what_waits_for_a_step_is_not_overwritten_in_the_store(
     active: int,

@@ -15,6 +15,7 @@ from geartrain.nn.derivation import derive
 from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
 from tests.rigs.called import WIDTH, Sampling
+from tests.rigs.products import halved
 from tests.rigs.rowwise import Rowwise, assert_as_autograd, in_c
 
 N, D = 7, 6
@@ -78,8 +79,7 @@ def test_several_numbers_divide(name: str) -> None:
         assert_as_autograd(module, (torch.randn(N, D), k, m), (torch.randn(N, D), KINDS, OTHERS))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", OF_TWO)
+@halved(name=[*OF_TWO], dtype=[torch.float32, torch.float64])
 def test_what_is_reckoned_is_exact(name: str, dtype: torch.dtype) -> None:
     module = Rowwise(lambda f, x, k, m: (f(x), OF_TWO[name](k, m)), D, D).to(dtype)
     x = torch.randn(N, D, dtype=dtype)

@@ -16,6 +16,7 @@ from geartrain.nn.derivation import derive
 from geartrain.nn.operands import Operands
 from geartrain.nn.program import Program
 from geartrain.nn.structure import Structure
+from tests.rigs.products import halved
 from tests.rigs.rowwise import assert_as_autograd, in_c
 
 N, T, D, E = 6, 4, 3, 5
@@ -118,8 +119,7 @@ def _module(name: str, dtype: torch.dtype) -> nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", CASES)
+@halved(name=[*CASES], dtype=[torch.float32, torch.float64])
 def test_layers_are_torchs(name: str, dtype: torch.dtype) -> None:
     assert_as_autograd(_module(name, dtype), _inputs(dtype))
 

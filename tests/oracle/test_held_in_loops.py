@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from tests.rigs.passes import (
     autograd,
     one_pass,
 )
+from tests.rigs.products import halved
 
 H = 3
 F64 = torch.float64
@@ -386,33 +387,44 @@ def loops_of(outcome: Any) -> list[LoopNode]:
     return [node for node in nodes if isinstance(node, LoopNode)]
 
 
-def check(model: Model, order: Order) -> Any:
-    model.graph.check(model.shapes, model.data[0])
+@cache
+def by_torch(name: str, n: int) -> tuple[Tensor, dict[tuple[str, str], Tensor]]:
+    """Loss and gradients. Weights are the same whenever it is made; nobody changes these."""
+    model = MODELS[name](n, "auto")
     total = model.total()
+    return total.detach(), autograd(total, model.modules)
+
+
+def check(name: str, model: Model, order: Order) -> Any:
+    model.graph.check(model.shapes, model.data[0])
+    total, wanted = by_torch(name, len(model.data))
     got = accumulate(model.graph, model.data, order)
     assert_same_loss(got, total)
-    assert_same_gradients(got.gradients, autograd(total, model.modules))
+    assert_same_gradients(got.gradients, wanted)
     return got
 
 
-@pytest.fixture(params=[True, False], ids=["programs", "autograd"])
-def programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether programs of modules that read memories win."""
-    wins = bool(request.param)
-    monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5 if wins else 2.0)
-    return wins
+each_model = halved(name=[*MODELS], programs={"programs": True, "autograd": False})
+"""With programs of modules that read memories, or by autograd, whichever wins."""
+
+
+@pytest.fixture
+def ratio(programs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs win, or autograd does."""
+    monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5 if programs else 2.0)
 
 
 @pytest.mark.both_ways
-@pytest.mark.parametrize("name", MODELS)
-def test_gradients_are_those_of_autograd(name: str, programs: bool) -> None:
+@pytest.mark.usefixtures("ratio")
+@each_model
+def test_gradients_are_those_of_autograd(name: str) -> None:
     for order in (Order(max_active=3), Order("threads", 2, max_active=4), Order(reach=False)):
         model = MODELS[name](13, "whole")
         assert "loop 'rounds' runs whole" in str(model.graph)
-        assert len(loops_of(check(model, order))) == 1
+        assert len(loops_of(check(name, model, order))) == 1
     model = MODELS[name](13, "steps")
     assert "loop 'rounds' runs by steps" in str(model.graph)
-    check(model, Order(max_active=3))
+    check(name, model, Order(max_active=3))
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
@@ -420,7 +432,7 @@ def test_in_every_order_the_gradients_are_those_of_autograd(order: Order) -> Non
     k = ORDERS.index(order)
     names = sorted(MODELS)
     for name in (names[k % len(names)], names[(k + 4) % len(names)]):
-        check(MODELS[name](9, "auto"), order)
+        check(name, MODELS[name](9, "auto"), order)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -452,7 +464,7 @@ def test_c_calls_who_reads(
     name: str, needs_kernels: None, read_in_c: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5)
-    check(MODELS[name](13, "whole"), Order(max_active=3))
+    check(name, MODELS[name](13, "whole"), Order(max_active=3))
     assert 0 < read_in_c["backward"] == read_in_c["forward"]
 
 
@@ -462,15 +474,14 @@ def test_some_rows_go_back_at_a_time(
 ) -> None:
     monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5)
     monkeypatch.setattr(native, "BYTES_BACK", 3)
-    check(MODELS[name](13, "whole"), Order(max_active=3))
+    check(name, MODELS[name](13, "whole"), Order(max_active=3))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_what_c_has_made_goes_back_call_by_call(
-    name: str, programs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("ratio")
+@each_model
+def test_what_c_has_made_goes_back_call_by_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.NativeCalls, "made", lambda self, number: False)
-    check(MODELS[name](13, "whole"), Order(max_active=3))
+    check(name, MODELS[name](13, "whole"), Order(max_active=3))
 
 
 def test_what_is_held_and_let_go_in_a_loop_may_be_read() -> None:

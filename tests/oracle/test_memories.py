@@ -20,6 +20,7 @@ from tests.rigs.passes import (
     one_pass,
     orders,
 )
+from tests.rigs.products import in_pairs
 
 H = 3
 F64 = torch.float64
@@ -353,15 +354,14 @@ ATTENTION = {
 
 
 @pytest.mark.both_ways
-@pytest.mark.parametrize(
-    ("order", "run"),
-    [*((order, "whole") for order in ORDERS[3::6]), (ORDERS[9], "steps")],
-    ids=str,
+@in_pairs(
+    kind=ATTENTION,
+    one={"one tensor": True, "keys and values": False},
+    within=[*((order, "whole") for order in ORDERS[3::6]), (ORDERS[9], "steps")],
 )
-@pytest.mark.parametrize("one", [True, False], ids=["one tensor", "keys and values"])
-@pytest.mark.parametrize("kind", ATTENTION)
-def test_attention_with_a_kernel_has_the_gradients_of_autograd(kind, one, order, run):
-    model = ready(ATTENTION[kind](), one, run)
+def test_attention_with_a_kernel_has_the_gradients_of_autograd(kind, one, within):
+    order, run = within
+    model = ready(kind(), one, run)
     model.graph.check(model.shapes, model.data[0])
     assert "attends to memory [activations]" in str(model.graph)
     total = model.total()

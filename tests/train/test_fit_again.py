@@ -24,6 +24,7 @@ from geartrain.nodes.loop.bound import CalledModules
 from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.module import TurnModule
 from geartrain.nodes.loop.node import LoopNode
+from tests.rigs.products import halved
 
 WIDTH, EXPERTS, MOST = 6, 2, 5
 MANY = 240
@@ -184,8 +185,7 @@ HAPPENINGS = (
 """Each is asked of both sessions."""
 
 
-@pytest.mark.parametrize("update", [24, 10])
-@pytest.mark.parametrize("happens", HAPPENINGS, ids=lambda f: f.__name__)
+@halved(happens={f.__name__: f for f in HAPPENINGS}, update=[24, 10])
 def test_the_next_fit_is_that_of_a_fresh_session(
     happens: Callable[[gt.Session], None], update: int, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ from geartrain.whole.graph.readouts import (
     sum_backward,
     sum_forward,
 )
+from tests.rigs.products import halved
 
 Use = Callable[[library.Library | None], None]
 few = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
@@ -122,8 +123,7 @@ def test_steps_in_c_are_steps_in_torch(
     agree(use, native, cell, [states(sum(sizes), width, dtype)], within)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("width", [8, 24, 32, 40, 56, 64, 72, 96, 112])
+@halved(width=[8, 24, 32, 40, 56, 64, 72, 96, 112], dtype=[torch.float32, torch.float64])
 def test_tiles_of_any_number_of_rows_and_columns(
     native: library.Library, use: Use, width: int, dtype: torch.dtype
 ) -> None:
