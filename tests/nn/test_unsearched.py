@@ -42,16 +42,6 @@ def test_nothing_that_is_given_is_looked_through(monkeypatch: pytest.MonkeyPatch
     assert not searched
 
 
-def test_nodes_are_not_kept_by_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[fx.Node] = []
-    table = type(fx.Graph()._find_nodes_lookup_table)
-    monkeypatch.setattr(table, "insert", lambda self, node: kept.append(node))
-    fx.Graph().placeholder("x")
-    assert len(kept) == 1
-    derive(nn.GRUCell(3, 4), (torch.randn(2, 3), torch.randn(2, 4)))
-    assert len(kept) == 1
-
-
 @pytest.fixture
 def uncollected() -> Iterator[None]:
     """Python collects no garbage meanwhile."""

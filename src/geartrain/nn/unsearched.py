@@ -1,9 +1,7 @@
 """Graphs of operators that are put together without a look through what each is given.
 
 torch looks for symbols of shapes among all that a node gets, to warn of them: a fifth of the time
-that a module takes to be cut. There are none in what is recorded here. And it keeps nodes by
-operator, to find those of one: whenever an attribute of a node is set, it is taken out and put in
-again. Nobody asks for them here.
+that a module takes to be cut. There are none in what is recorded here.
 """
 
 from __future__ import annotations
@@ -20,26 +18,11 @@ _HERE: Final = threading.local()
 
 
 @final
-class _NoTable:
-    """Stands where torch keeps the nodes of a graph by operator, and has none."""
-
-    def __contains__(self, node: object) -> bool:
-        return False
-
-    def insert(self, node: fx.Node) -> None:
-        """It is not kept."""
-
-    remove = insert
-
-
-@final
 class Unsearched(fx.Graph):
-    """A graph whose nodes get what they are given once they are there; ``find_nodes`` finds none of
-    them."""
+    """A graph whose nodes get what they are given once they are there."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._find_nodes_lookup_table = _NoTable()  # type: ignore[assignment]
         graphs: list[Unsearched] | None = getattr(_HERE, "graphs", None)
         if graphs is not None:
             graphs.append(self)
