@@ -183,7 +183,8 @@ class LinearKernel(AbstractKernel):
         """The same of one update, written over buffers in which there is nothing."""
         weight, bias = cast(nn.Parameter, self._module.weight), self._module.bias
         slots = [into.slot(p) for p in (weight, bias) if p is not None] if into.adds_lying else []
-        rooms = [slot.written() if slot.fresh else None for slot in slots]
+        buffers = [(slot.fresh, slot.written()) for slot in slots]
+        rooms = [x if fresh and x.is_contiguous() else None for fresh, x in buffers]
         found = map_backward(dy, x, weight, wanted=wanted, rooms=rooms)
         if found is None:
             return None
