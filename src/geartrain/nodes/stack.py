@@ -96,7 +96,7 @@ class _Telling:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.of is None or not isinstance(error, Exception):
             return
-        story = self._node.place_of(*self.of, self._state)
+        story = self._node.story_of(*self.of, self._state)
         if isinstance(error, GeartrainError):
             error.add_note(story)
         else:
@@ -220,7 +220,7 @@ class StackNode(AbstractThereAndBack):
                 if any(d is not None for d in dx):
                     gradients[layer.source] = _sum(gradients[layer.source], dx)
 
-    def place_of(
+    def story_of(
         self, layer: Layer | None, way: str, tensors: Gradient, loss: str, state: IntArray
     ) -> str:
         """Module, part, direction, shapes, instances: what errors of a module, or of a loss of what
