@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
+from geartrain.engine import order
 from geartrain.engine.engine import Engine
 from geartrain.engine.mailbox import AbstractPolicy, FullestFirst, Sweeps
 from geartrain.engine.order import Standing, standings
@@ -203,3 +205,10 @@ def test_a_firing_leaves_no_few_rows_behind_to_make_their_number_a_round_one():
         data = [Instance({"x": torch.randn(1, 2)}, key=i) for i in range(100)]
         one_pass(made, data, engine=engine, runtime=Simulated(), watch=rows)
         assert rows.there == want and rows.back == want
+
+
+def test_engines_of_one_graph_find_their_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tree()
+    first = standing(made)
+    monkeypatch.setattr(order, "components", None)  # it cannot be found again
+    assert standing(made) == first

@@ -30,6 +30,20 @@ def test_a_map_and_its_gradients(shape: tuple[int, int, int], dtype: torch.dtype
     assert_close(found[1:], expected[1:], **near)
 
 
+@pytest.mark.usefixtures("needs_kernels")
+@pytest.mark.parametrize("which", [(), (0,), (1,), (0, 1)])
+def test_gradients_are_written_where_there_is_room_for_them(which: tuple[int, ...]) -> None:
+    d, x, weight = torch.randn(7, 3), torch.randn(7, 4), torch.randn(3, 4)
+    there = torch.full((3, 4), 9.0), torch.full((3,), 9.0)
+    rooms = [room if k in which else None for k, room in enumerate(there)]
+    found = map_backward(d, x, weight, rooms=rooms)
+    assert found is not None
+    assert_close(found[1:], (d.t() @ x, d.sum(0)), rtol=1e-4, atol=1e-4)
+    for k, room in enumerate(there):
+        assert (found[1 + k] is room) == (k in which)
+        assert bool((room == 9.0).all()) == (k not in which)
+
+
 def test_what_is_not_for_c_is_left_to_torch() -> None:
     x, weight = torch.ones(4, 3), torch.ones(2, 3)
     assert map_forward(x.double(), weight, None) is None

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 import geartrain as gt
 from geartrain.errors import NonFiniteError
 from geartrain.native.steps import AbstractWeightsStep, AdamStep
+from geartrain.parts.counting import Counting
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from tests.rigs.stepped import Parts, noting, require_equal, require_equal_at_the_end
@@ -262,3 +263,20 @@ def test_parts_that_have_stepped_may_be_copied() -> None:
         assert here.version == there.version == 4, name
         assert all(map(torch.equal, here.parameters, there.parameters))
         assert not any(p is q for p, q in zip(here.parameters, there.parameters, strict=True))
+
+
+def test_parts_that_are_not_due_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts(lambda k: Rules(update_every=gt.Instances(4 if k else 8)), together=True)
+    asked: list[Counting] = []
+    before = Counting.due
+
+    def due(self: Counting, version: int) -> bool:
+        asked.append(self)
+        return before(self, version)
+
+    monkeypatch.setattr(Counting, "due", due)
+    parts.step()
+    assert [each.part for each in parts.told] == ["part 1", "part 2", "part 3"]
+    parts.step()
+    assert [each.part for each in parts.told[3:]] == ["part 0", "part 1", "part 2", "part 3"]
+    assert asked == 2 * [part.counting for part in parts.all]

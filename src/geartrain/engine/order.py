@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias, final
 
 from geartrain.graph.cycles import components
+from geartrain.graph.operator import Port
 from geartrain.graph.wiring import Wiring
 
 Loop: TypeAlias = tuple[int, int]
@@ -36,15 +38,26 @@ class Standing:
 
 def standings(wiring: Wiring) -> dict[int, tuple[Standing, Standing]]:
     """Node number to where it stands: with its rows, and with its answers behind all rows."""
-    readers: dict[int, set[int]] = {number: set() for number in wiring.operators}
-    for (source, _), (reader, _) in wiring.readers.items():
-        readers[source].add(reader)
-    line = _Line(readers)
-    last = 2 * len(readers)
+    line, there_is = _line(tuple(wiring.operators), tuple(wiring.readers.items()))
+    last = 2 * there_is
     return {
         number: (line.there(operator), line.back(operator, last))
         for number, operator in wiring.operator_of.items()
     }
+
+
+@lru_cache(maxsize=16)
+def _line(operators: Sequence[int], leads: Sequence[tuple[Port, Port]]) -> tuple[_Line, int]:
+    """Operators one behind the other, and how many; engines of one graph have the same ones.
+
+    Args:
+        operators: Their numbers.
+        leads: Output ports, and the input ports that these lead to.
+    """
+    readers: dict[int, set[int]] = {number: set() for number in operators}
+    for (source, _), (reader, _) in leads:
+        readers[source].add(reader)
+    return _Line(readers), len(readers)
 
 
 @final

@@ -9,9 +9,8 @@ Whoever calls carries the outbox on; see ``runtime``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Any, cast, final
+from typing import cast, final
 
 from geartrain.engine.cohorts import Cohorts
 from geartrain.engine.firing import Finished, Firing, cells_of, nbytes_of, story_of, taking
@@ -26,7 +25,7 @@ from geartrain.frames.frame import Arena
 from geartrain.frames.message import Backward, Forward
 from geartrain.nodes.node import AbstractNode, Emission
 from geartrain.parts.together import StepsTogether
-from geartrain.parts.trained import AbstractPart, StepTaken
+from geartrain.parts.trained import AbstractPart, StepTaken, guarded
 from geartrain.parts.triggers import Instances
 from geartrain.sharing.communicator import AbstractCommunicator, Silent, Taken
 from geartrain.sharing.letters import Letter
@@ -336,16 +335,9 @@ class WorkerState:
         out = firing.outbox
         names = node.part_names
         try:
-            if not names:
+            parts = [self.parts[name] for name in sorted(names)]  # in one order everywhere
+            with guarded(parts, back=port == BACKWARD):
                 emission = self._compute(node, port, batches)
-            elif len(names) == 1:
-                with self._guard(names[0], port):
-                    emission = self._compute(node, port, batches)
-            else:
-                with ExitStack() as guards:
-                    for name in sorted(names):  # in one order everywhere
-                        guards.enter_context(self._guard(name, port))
-                    emission = self._compute(node, port, batches)
             self._router.emit(node.id, emission, out)
             if names and self._adds_gradients(node, port):
                 self._carry_ahead(names, firing)
@@ -364,11 +356,6 @@ class WorkerState:
         for delivery in out.deliveries:
             self.deliver(delivery)
         out.deliveries.clear()
-
-    def _guard(self, name: str, port: int) -> AbstractContextManager[Any]:
-        """What a firing enters that computes with a part."""
-        part = self.parts[name]
-        return part.guard_back if port == BACKWARD else part.guard
 
     def _set_apart(self, firing: Firing) -> None:
         """Take deliveries for other workers out of the outbox."""
@@ -394,12 +381,10 @@ class WorkerState:
 
     def _step(self, part: AbstractPart, firing: Firing) -> None:
         """Gradients have been added to a part."""
-        step = part.step_if_due(self.progress)
-        if step is not None:
+        if (step := part.step_if_due(self.progress)) is not None:
             firing.steps.append(step)
         while part.once and part.next_update():
-            step = part.step_if_due(self.progress)
-            if step is not None:
+            if (step := part.step_if_due(self.progress)) is not None:
                 firing.steps.append(step)
         if self.communicator.talks:
             self._collect(part.name, firing)

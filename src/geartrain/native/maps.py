@@ -9,6 +9,8 @@ on the CPU, float32 or float64; for others the answer is None, and the caller do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -36,7 +38,12 @@ def map_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None
 
 
 def map_backward(
-    d: Tensor, x: Tensor, weight: Tensor, *, wanted: bool = True
+    d: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    *,
+    wanted: bool = True,
+    rooms: Sequence[Tensor | None] = (),
 ) -> tuple[Tensor | None, Tensor, Tensor] | None:
     """The gradients of x (None unless it is wanted), weight and bias.
 
@@ -44,13 +51,17 @@ def map_backward(
         d: ``(n, out)``, of y.
         x, weight: As for ``map_forward``.
         wanted: Whether that of x is.
+        rooms: Where those of weight and bias are to be, of their shapes, contiguous and of x's
+            dtype; None, or fewer: anywhere.
     """
     run = _function("map_backward", x, weight, (d,))
     if run is None or d.shape != (x.shape[0], weight.shape[0]):
         return None
     n, (out, into) = x.shape[0], weight.shape
     d_x = torch.empty_like(x) if wanted else None
-    d_weight, d_bias = x.new_empty((out, into)), x.new_empty(out)
+    d_weight, d_bias, *_ = *rooms, None, None
+    d_weight = x.new_empty((out, into)) if d_weight is None else d_weight
+    d_bias = x.new_empty(out) if d_bias is None else d_bias
     bad = run(
         n,
         into,

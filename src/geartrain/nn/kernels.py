@@ -163,11 +163,7 @@ class LinearKernel(AbstractKernel):
     ) -> Gradient | None:
         """The gradients of these rows, a call of C for each update; None: C has none for them."""
         if not into.of_several:
-            found = map_backward(dy, x, self._module.weight, wanted=wanted)
-            if found is None:
-                return None
-            self._add(into, found[1], found[2])
-            return (found[0],)
+            return self._where_they_lie(dy, x, into, wanted=wanted)
         pieces = in_order(into.updates_of(dy.shape[0]))
         if dy.shape[0] < _FEW * len(pieces):
             return None
@@ -180,6 +176,23 @@ class LinearKernel(AbstractKernel):
                 self._add(into, one[1], one[2])
             d_x += [] if one[0] is None else [one[0]]
         return (torch.cat(d_x) if wanted else None,)
+
+    def _where_they_lie(
+        self, dy: Tensor, x: Tensor, into: GradientSum, *, wanted: bool
+    ) -> Gradient | None:
+        """The same of one update, written over buffers in which there is nothing."""
+        weight, bias = cast(nn.Parameter, self._module.weight), self._module.bias
+        slots = [into.slot(p) for p in (weight, bias) if p is not None] if into.adds_lying else []
+        buffers = [(slot.fresh, slot.written()) for slot in slots]
+        rooms = [x if fresh and x.is_contiguous() else None for fresh, x in buffers]
+        found = map_backward(dy, x, weight, wanted=wanted, rooms=rooms)
+        if found is None:
+            return None
+        if not slots:
+            self._add(into, found[1], found[2])
+        for slot, sums in zip(slots, found[1:], strict=False):
+            slot.add(sums, given=True)
+        return (found[0],)
 
     def _add(self, into: GradientSum, weight: Tensor, bias: Tensor) -> None:
         into.add(cast(nn.Parameter, self._module.weight), weight, given=True)

@@ -11,10 +11,9 @@ are; one with its loss alone is a ``ReadoutNode``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import final
+from typing import Self, final
 
 import torch
 
@@ -73,23 +72,35 @@ class Layer:
 class _Telling:
     """Says of errors in here where they were raised.
 
+    Args:
+        node: Whose they are.
+        state: Of its rows.
+
+    Attributes:
+        of: Module, or the one before a loss, way, tensors and name of the loss, if it is one; None:
+            of no module.
+
     Raises:
         WorkerError: In place of one that is not ours.
     """
 
-    __slots__ = ("_story",)
+    __slots__ = ("_node", "_state", "of")
 
-    def __init__(self, story: Callable[[], str]) -> None:
-        self._story = story
+    def __init__(self, node: StackNode, state: IntArray) -> None:
+        self._node, self._state = node, state
+        self.of: tuple[Layer | None, str, Gradient, str] | None = None
 
-    def __enter__(self) -> None:
-        """Nothing has gone wrong yet."""
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.of is None or not isinstance(error, Exception):
+            return
+        story = self._node.story_of(*self.of, self._state)
         if isinstance(error, GeartrainError):
-            error.add_note(self._story())
-        elif isinstance(error, Exception):
-            told = f"{type(error).__name__} in node {self._story()}: {said(error)}"
+            error.add_note(story)
+        else:
+            told = f"{type(error).__name__} in node {story}: {said(error)}"
             raise WorkerError(told) from error
 
 
@@ -134,19 +145,25 @@ class StackNode(AbstractThereAndBack):
         rows = origin.size if lengths is None else int(lengths.sum())
         values: list[Payload] = [join_payload(batches, self.place.device)]
         left: list[Payload] = []
-        for layer in self._layers:
-            outputs, residuals = self._compute(layer, values[layer.source], state, lengths, train)
-            require_rows(layer.name, outputs, rows)
-            values.append(outputs)
-            left.append(residuals)
-        for output, source in self._outputs:
-            output.put_out(values[source], state, lengths)
-        gradients: list[Gradient | None] = [None] * len(values)
-        for objective, source in self._losses:
-            judged = self._layers[source - 1] if source else None
-            with self._telling(judged, "forward", values[source], state, objective.name):
+        with _Telling(self, state) as told:
+            for layer in self._layers:
+                told.of = layer, "forward", values[layer.source], ""
+                outputs, residuals = self._compute(
+                    layer, values[layer.source], state, lengths, train
+                )
+                told.of = None
+                require_rows(layer.name, outputs, rows)
+                values.append(outputs)
+                left.append(residuals)
+            for output, source in self._outputs:
+                output.put_out(values[source], state, lengths)
+            gradients: list[Gradient | None] = [None] * len(values)
+            for objective, source in self._losses:
+                judged = self._layers[source - 1] if source else None
+                told.of = judged, "forward", values[source], objective.name
                 dy = objective.measure(values[source], state, lengths, train)
-            gradients[source] = _sum(gradients[source], dy)
+                told.of = None
+                gradients[source] = _sum(gradients[source], dy)
         if train:
             self._take_back(values, left, gradients, state, origin, lengths)
         dx = gradients[0]
@@ -157,24 +174,17 @@ class StackNode(AbstractThereAndBack):
     ) -> tuple[Payload, Payload]:
         """Outputs and residuals of a module."""
         call, inputs, device = layer.call, came, self.place.device
-        with self._telling(layer, "forward", came, state):
-            if call.take is not None:
-                inputs = tuple([came[j] for j in call.take])
-            if call.read:
-                inputs = (
-                    *inputs,
-                    *read_columns(call, self.place, state, lengths, device),
-                )
-            dry_run = unsettled(call)
-            if dry_run is not None:
-                dry_run.look(call, self.place, inputs, state, lengths, device)
-            if not train:
-                with Unrecorded():
-                    return layer.kernel.evaluate(inputs), ()
-            if layer.choice is not None:
-                layer.kernel = layer.choice.kernel(inputs)
-            with Unrecorded():
-                return layer.kernel.forward(inputs)
+        if call.take is not None:
+            inputs = tuple([came[j] for j in call.take])
+        if call.read:
+            inputs = (*inputs, *read_columns(call, self.place, state, lengths, device))
+        dry_run = unsettled(call)
+        if dry_run is not None:
+            dry_run.look(call, self.place, inputs, state, lengths, device)
+        if train and layer.choice is not None:
+            layer.kernel = layer.choice.kernel(inputs)
+        with Unrecorded():
+            return layer.kernel.forward(inputs) if train else (layer.kernel.evaluate(inputs), ())
 
     def _take_back(
         self,
@@ -189,35 +199,32 @@ class StackNode(AbstractThereAndBack):
         slots = state[INSTANCE]
         updates = {name: w.updates_of(slots) for name, w in self._weights.items()}
         wanted = int(origin.max()) > ROW_MASK  # the controller, at the bottom, reads none
-        for k in range(len(self._layers), 0, -1):
-            layer, dy = self._layers[k - 1], gradients[k]
-            weights = layer.weights
-            each = None if weights is None else updates[weights.name]
-            if dy is None:
-                if weights is not None:
-                    weights.answered(0, origin.size)
-                continue
-            asked = wanted or layer.source > 0
-            with self._telling(layer, "backward", dy, state), Unrecorded():
+        with _Telling(self, state) as told, Unrecorded():
+            for k in range(len(self._layers), 0, -1):
+                layer, dy = self._layers[k - 1], gradients[k]
+                weights = layer.weights
+                each = None if weights is None else updates[weights.name]
+                if dy is None:
+                    if weights is not None:
+                        weights.answered(0, origin.size)
+                    continue
+                asked = wanted or layer.source > 0
+                told.of = layer, "backward", dy, ""
                 found = _back(layer, dy, left[k - 1], each, lengths, wanted=asked)
-            if weights is not None and each is not None:
-                weights.answered_for(each, lengths)
-            elif weights is not None:
-                weights.answered(values[k][0].shape[0], origin.size)
-            dx = layer.call.answer(found, len(values[layer.source]))
-            if any(d is not None for d in dx):
-                gradients[layer.source] = _sum(gradients[layer.source], dx)
+                told.of = None
+                if weights is not None and each is not None:
+                    weights.answered_for(each, lengths)
+                elif weights is not None:
+                    weights.answered(values[k][0].shape[0], origin.size)
+                dx = layer.call.answer(found, len(values[layer.source]))
+                if any(d is not None for d in dx):
+                    gradients[layer.source] = _sum(gradients[layer.source], dx)
 
-    def _telling(
-        self, layer: Layer | None, way: str, tensors: Gradient, state: IntArray, loss: str = ""
-    ) -> _Telling:
-        """What errors of a module, or of a loss of what it makes, are told with."""
-        return _Telling(partial(self._story, layer, way, tensors, state, loss))
-
-    def _story(
-        self, layer: Layer | None, way: str, tensors: Gradient, state: IntArray, loss: str
+    def story_of(
+        self, layer: Layer | None, way: str, tensors: Gradient, loss: str, state: IntArray
     ) -> str:
-        """Module, part, direction, shapes, instances."""
+        """Module, part, direction, shapes, instances: what errors of a module, or of a loss of what
+        it makes, are told with."""
         name = self.name if layer is None else layer.name
         of = f" with loss '{loss}'" if loss else ""
         if layer is not None and layer.weights is not None:

@@ -139,7 +139,8 @@ class Counting:
 
     def due(self, version: int) -> bool:
         """Whether the part should step now, from this version."""
-        return self.trigger.due(self) and self._young_enough(version)
+        due = self.trigger.due(self)
+        return due if self._bound is None else due and self._young_enough(version)
 
     def holding(self, version: int) -> bool:
         """Whether a step that is due waits for older rows to come back."""

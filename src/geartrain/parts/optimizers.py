@@ -199,13 +199,10 @@ def with_gradients(
     parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Those parameters that have one, and their gradients."""
-    weights: list[Tensor] = []
-    given: list[Tensor] = []
-    for p, g in zip(parameters, gradients, strict=True):
-        if g is not None:
-            weights.append(p)
-            given.append(g)
-    return weights, given
+    given = [g for g in gradients if g is not None]
+    if len(given) == len(parameters):
+        return [*parameters], given
+    return [p for p, g in zip(parameters, gradients, strict=True) if g is not None], given
 
 
 def lie_as_weights(optimizer: Optimizer) -> None:

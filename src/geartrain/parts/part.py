@@ -294,7 +294,7 @@ class PartState(AbstractAhead):
         """
         self.stepping.verdicts.look()
         with self.ownership.taking():
-            self.collect()
+            self.ownership.collect(self.gradient)
             rows, divisor = self.counting.take(self.rules.average, flush=flush)
         self.looking.seeing.turn()
         if self.frozen:
@@ -378,7 +378,7 @@ class PartState(AbstractAhead):
         makes of gradients times one factor; ``about_to_move`` and ``moved`` are then all that is
         beside it."""
         plainly = self._steps_plainly and self.norms is None and not self.frozen
-        return plainly and self._alone and not self.stepping.elsewhere
+        return plainly and type(self.ownership) is Ownership and not self.stepping.elsewhere
 
     def about_to_move(self) -> None:
         """Before a step that may be taken with those of others; it may be told so again."""

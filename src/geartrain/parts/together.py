@@ -112,11 +112,16 @@ class StepsTogether:
     def _all(
         self, progress: int, alone: Callable[[AbstractPart], StepTaken | None], *, flush: bool
     ) -> list[StepTaken]:
-        plain = [p for p in self.parts if isinstance(p, PartState) and p.steps_plainly]
-        mine = plain if flush else [part for part in plain if part.due()]
+        mine: list[PartState] = []
         found: dict[str, StepTaken | None] = {}
+        for part in self.parts:
+            if isinstance(part, PartState) and part.steps_plainly:
+                if flush or part.due():
+                    mine.append(part)
+                else:
+                    found[part.name] = None
         if mine and not operations.listening:
-            found = self._together(mine, progress, flush=flush)
+            found |= self._together(mine, progress, flush=flush)
         steps = [found[p.name] if p.name in found else alone(p) for p in self.parts]
         return [step for step in steps if step is not None]
 

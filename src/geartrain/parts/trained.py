@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Final, final
 
 from torch import nn
 
@@ -122,3 +122,26 @@ class AbstractPart(AbstractWeights):
     @abstractmethod
     def note_holding(self) -> bool | None:
         """Whether a step is held back, where that has changed since the last call; else None."""
+
+
+def guarded(parts: Sequence[AbstractPart], *, back: bool) -> AbstractContextManager[Any]:
+    """What is entered, in this order, by who computes with some parts.
+
+    Args:
+        parts: They.
+        back: Whether rows go back.
+    """
+    found = [part.guard_back if back else part.guard for part in parts]
+    some = [guard for guard in found if type(guard) is not nullcontext]
+    return (some[0] if some else _NOTHING) if len(some) < 2 else _each_of(some)
+
+
+@contextmanager
+def _each_of(guards: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
+    with ExitStack() as entered:
+        for guard in guards:
+            entered.enter_context(guard)
+        yield
+
+
+_NOTHING: Final = nullcontext()  # it may be entered by many at once

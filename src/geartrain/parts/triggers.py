@@ -60,10 +60,8 @@ class AbstractTrigger(ABC):
 
     def due(self, so_far: Counts) -> bool:
         """Whether the update has what it wants."""
-        if self.counted(so_far) <= 0:
-            return False
-        lacking = self.lacking(so_far)
-        return lacking is not None and lacking <= 0
+        counted = self.counted(so_far)
+        return counted > 0 and so_far.over + counted >= self.n
 
     def carried(self, so_far: Counts, *, held: bool) -> int:
         """What a step that is taken now leaves to count for the next ones.

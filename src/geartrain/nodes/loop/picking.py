@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Callable, Sequence
-from types import FunctionType
+from functools import lru_cache
+from types import CodeType, FunctionType
 from typing import Any, Final, final
 
 from torch import Tensor, nn
@@ -38,8 +39,7 @@ def known_picks(function: Callable[..., Any]) -> tuple[int, ...] | None:
         return None
     code = function.__code__
     plain = not (code.co_flags & 0x2C or code.co_kwonlyargcount or function.__defaults__)
-    names = [each.opname for each in dis.get_instructions(code)]
-    if not plain or any(n not in _LOADS and not n.startswith("LOAD_FAST") for n in names):
+    if not plain or not _only_loads(code):
         return None
     arguments = [object() for _ in range(code.co_argcount)]
     found = function(*arguments)
@@ -47,6 +47,13 @@ def known_picks(function: Callable[..., Any]) -> tuple[int, ...] | None:
     which = {id(x): j for j, x in enumerate(arguments)}
     found = tuple(which.get(id(x), -1) for x in outputs)
     return found if found and -1 not in found else None
+
+
+@lru_cache(maxsize=256)
+def _only_loads(code: CodeType) -> bool:
+    """Whether it does nothing but load its arguments and return them."""
+    names = [each.opname for each in dis.get_instructions(code)]
+    return all(n in _LOADS or n.startswith("LOAD_FAST") for n in names)
 
 
 def count_arguments(function: Callable[..., Any]) -> int | None:
