@@ -214,5 +214,4 @@ def test_gradients_of_more_workers_than_cores_are_as_young_as_of_one(
         last = session.fit(lists.data(2000), epochs=2).history[-1]
         assert all(200 - workers + 1 <= n <= 200 for n in last.updates.values())
         found.append(max(age.mean for age in last.staleness.values()))
-    print(found)
     assert found[1] < 2 * found[0] + 0.5, found
