@@ -194,6 +194,22 @@ def test_who_has_nothing_to_fire_leaves_its_core_before_it_waits() -> None:
     assert done == ["leaves", "waits"]
 
 
+def test_who_gives_a_pass_up_leaves_its_core_to_the_others() -> None:
+    """It may have been in the middle of its turn, and they are to hear of the end, too."""
+    done: list[str] = []
+    worker: Any = SimpleNamespace(
+        _turns=SimpleNamespace(leave=lambda: done.append("leaves")),
+        _counts=dict[str, Any],
+        _send=lambda *_: done.append("says so"),
+        _parent=1,
+        transport=SimpleNamespace(
+            await_heard=lambda *_: done.append("waits"), close=lambda *_, to: None
+        ),
+    )
+    _Work._leave(worker)
+    assert done == ["leaves", "says so", "waits"] and worker._over
+
+
 @pytest.mark.slow
 def test_gradients_of_more_workers_than_cores_are_as_young_as_of_one(
     monkeypatch: pytest.MonkeyPatch,

@@ -486,6 +486,7 @@ class _Work:
 
     def _leave(self) -> None:
         """The pass is over here; what has not been given back is of no use to anybody."""
+        self._turns.leave()
         self._send(named_to_record("done", self._counts(), {}))
         self._over = True
         shared.rest()
