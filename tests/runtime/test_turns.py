@@ -11,6 +11,7 @@ from typing import Any, cast, final
 import pytest
 
 import geartrain as gt
+from geartrain.engine.worker import WorkerState
 from geartrain.runtime.processes import turns as under_test
 from geartrain.runtime.processes.child import _Work
 from geartrain.runtime.processes.pace import CoreClock
@@ -64,12 +65,15 @@ class Rig:
         monkeypatch.setattr(under_test, "_waits", lambda: self.waits)
         lock = cast("Callable[[int], AbstractLock]", self._lock)
         self.workers = [
-            CoreTurns(lock, k, workers, cores, cast("CoreClock", clock), [cast("Any", self.part)])
+            CoreTurns(lock, self.state(k), workers, cores, cast("CoreClock", clock))
             for k in range(workers)
         ]
 
     def _lock(self, number: int) -> Lock:
         return self.locks.setdefault(number, Lock())
+
+    def state(self, worker: int) -> WorkerState:
+        return cast("WorkerState", SimpleNamespace(index=worker, parts={"a part": self.part}))
 
     def go_on(self, seconds: float) -> None:
         """All clocks."""
@@ -101,7 +105,7 @@ def test_as_many_workers_as_cores_take_no_turns(monkeypatch: pytest.MonkeyPatch)
     rig = Rig(monkeypatch, 3, 2, steppers=1)  # another worker steps, and tells by letters
     rig.workers[0].take()
     assert not rig.held
-    alone = CoreTurns(None, 0, 9, 1, CoreClock(), [])  # nothing in common
+    alone = CoreTurns(None, rig.state(0), 9, 1, CoreClock())  # nothing in common
     alone.take()
     alone.fired()
     alone.leave()

@@ -148,8 +148,7 @@ class _Work:
         engine.begin(train=how.train, judge=how.judge, collect=how.collect)
         self._state = engine.workers[worker]
         engine.sharing.hold(self._state.parts.keys())
-        self._state.note = self._note
-        self._notes = channel.note(worker)
+        self._state.note, self._notes = self._note, channel.note(worker)
         self._nodes = engine.nodes_of(worker)
         engine.router.here = {node.id for node in self._nodes}
         self._names = Names(nodes, list(engine.parts))
@@ -170,8 +169,7 @@ class _Work:
             self._state.ahead = self._carry_on
         self._report, self._pace = Report(), Pace(self._stock, workers)
         turns = lock if self._whole and given.kernel_threads == 1 else None
-        at = worker, workers, given.cores
-        self._turns = CoreTurns(turns, *at, self._pace.core, self._state.parts.values())
+        self._turns = CoreTurns(turns, self._state, workers, given.cores, self._pace.core)
         self._pulsed_s = 0.0
         self._waiting = Waiting(time.perf_counter())
         self._looks = Looks() if self._whole else None
@@ -416,8 +414,7 @@ class _Work:
 
     def _tell_flying(self) -> None:
         """Have the parent know what others have not read, where that is much."""
-        news = self._unread.news(self.transport.flying_bytes)
-        if news is not None:
+        if (news := self._unread.news(self.transport.flying_bytes)) is not None:
             self._send(named_to_record("flying", news, {}))
 
     def _add(self, firing: Firing, start: float, end: float) -> None:

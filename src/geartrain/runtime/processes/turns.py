@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, final
 
-from geartrain.parts.trained import AbstractPart
+from geartrain.engine.worker import WorkerState
 from geartrain.runtime.processes.pace import CoreClock
 from geartrain.sharing.locks import AbstractLock
 
@@ -37,30 +37,28 @@ class CoreTurns:
 
     Args:
         lock: Gives the lock of a number, which all workers have; None: there are no turns.
-        worker: Its number.
+        state: Of the worker.
         workers: How many there are, with a kernel thread each ...
         cores: ... on so many.
         clock: Of its thread.
-        parts: That it computes with.
     """
 
     def __init__(
         self,
         lock: Callable[[int], AbstractLock] | None,
-        worker: int,
+        state: WorkerState,
         workers: int,
         cores: int,
         clock: CoreClock,
-        parts: Iterable[AbstractPart],
     ) -> None:
-        self._clock, self._parts = clock, [*parts]
+        self._clock, self._parts = clock, [*state.parts.values()]
         alone = all(part.steppers > 1 for part in self._parts)
         self._has, self._takes = False, lock is not None and alone and workers > cores
         self._since_s = self._began_s = 0.0
         self._firings = self._waited = self._most = 0
         if lock is not None and self._takes:
             # Who has the core and wants it again waits behind who has the queue.
-            core = _LOCKS + 2 * (worker % cores)
+            core = _LOCKS + 2 * (state.index % cores)
             self._core, self._queue = lock(core), lock(core + 1)
 
     def take(self) -> None:
