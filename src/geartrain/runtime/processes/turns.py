@@ -6,8 +6,9 @@
 
 The system lets a worker go in the middle of a firing, as often as every few milliseconds: others
 then have all caches, and all rows that it has under way grow older by their steps. So the workers
-of a core take turns, each of many firings, and one ends where no row that has seen weights waits
-for its gradient: what all of them have under way is what as many workers as cores have.
+of a core take turns, each of many firings. A turn ends where few rows that have seen weights wait
+for their gradients, so that all workers together have about as many under way as there are where
+each has a core.
 
 Where workers hear of steps by letters, these would grow older while their receivers wait, so there
 are no turns. Who waits in firings, for a disk or another host, would keep a core that it does not
@@ -27,7 +28,7 @@ from geartrain.sharing.locks import AbstractLock
 
 SOON_S: Final = 0.02  # of a core: a turn is over if nothing is under way
 LATE_S: Final = 0.1  # whatever is under way
-_FEW: Final = 8
+_FEW: Final = 8  # more than so many waits in a turn are no chance
 _LOCKS: Final = 1 << 40  # numbers of locks from here on are of cores, others of parts
 
 
