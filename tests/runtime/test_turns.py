@@ -152,10 +152,10 @@ def test_a_turn_ends_where_nothing_is_under_way_if_somebody_waits(
     assert after(0.9 * SOON_S, under_way=0, waits=True)  # another one has begun
     assert not after(0.2 * SOON_S, under_way=0, waits=True)
     first.take()
-    half = (SOON_S + LATE_S) / 2
-    assert after(0.5 * half, under_way=20, waits=True)
-    assert after(0.45 * half, under_way=10, waits=True)
-    assert not after(0.1 * half, under_way=10, waits=True)  # half of what it had
+    assert after(0.4 * LATE_S, under_way=20, waits=True)
+    assert after(0.09 * LATE_S, under_way=1, waits=True)
+    assert after(0.25 * LATE_S, under_way=10, waits=True)
+    assert not after(0.02 * LATE_S, under_way=10, waits=True)  # half of what it had
 
 
 @pytest.mark.parametrize(

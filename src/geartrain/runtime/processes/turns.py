@@ -27,7 +27,7 @@ from geartrain.runtime.processes.pace import CoreClock
 from geartrain.sharing.locks import AbstractLock
 
 SOON_S: Final = 0.02  # of a core: a turn is over if nothing is under way
-LATE_S: Final = 0.1  # whatever is under way
+LATE_S: Final = 0.2  # whatever is under way
 _FEW: Final = 8  # more than so many waits in a turn are no chance
 _LOCKS: Final = 1 << 40  # numbers of locks from here on are of cores, others of parts
 
@@ -104,13 +104,13 @@ class CoreTurns:
         return 2 * (self._clock.seconds() - self._since_s) < wall_s
 
     def _over(self, now_s: float) -> bool:
-        """The later it is, the more of what it has had under way may be so still."""
-        late = (now_s - self._since_s - SOON_S) / (LATE_S - SOON_S)
-        if not 0.0 <= late < 1.0:
-            return late >= 1.0
+        """In its second half the more of what was under way may be so still, the later it is."""
+        had_s = now_s - self._since_s
+        if not SOON_S <= had_s < LATE_S:
+            return had_s >= LATE_S
         under_way = sum(part.outstanding for part in self._parts)
         self._most = max(self._most, under_way)
-        return under_way <= late * self._most
+        return under_way <= max(0.0, 2 * had_s / LATE_S - 1) * self._most
 
 
 def _waits() -> int:
