@@ -14,23 +14,24 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import random
 import signal
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, final
 
 import numpy as np
 import torch
 
+from geartrain.device import cores
 from geartrain.engine.engine import MadeOf, Passing
 from geartrain.engine.firing import Firing
 from geartrain.engine.parts import original_name
 from geartrain.engine.router import Delivery
 from geartrain.engine.stock import PartialStock
 from geartrain.errors import GeartrainError, TransportError
+from geartrain.generators import seed_all
 from geartrain.native.pool import shared
 from geartrain.nodes.node import Memory
 from geartrain.parts.trained import StepTaken
@@ -54,6 +55,7 @@ from geartrain.runtime.processes.messages import (
 )
 from geartrain.runtime.processes.pace import Pace
 from geartrain.runtime.processes.patience import Patience
+from geartrain.runtime.processes.turns import CoreTurns
 from geartrain.runtime.processes.waiting import Waiting
 from geartrain.sharing.letters import SHARE, Letter
 from geartrain.transport.batches import BACKWARD, FORWARD, Accepted, to_delivery_parts, to_record
@@ -80,6 +82,7 @@ class Pass:
         nodes: Names in order, to see that both sides have the same graph.
         most_flying: Bytes that may be under way between all processes.
         ahead: Whether workers are given rows ahead of time of instances that live on several.
+        cores: That the parent may use.
     """
 
     made_of: MadeOf
@@ -92,6 +95,7 @@ class Pass:
     nodes: tuple[str, ...]
     most_flying: int
     ahead: bool = False
+    cores: int = field(default_factory=cores)
 
 
 def live(worker: int, channel: AbstractChannel) -> None:
@@ -119,20 +123,13 @@ def _live_through_a_pass(worker: int, channel: AbstractChannel) -> None:
         work.run()
 
 
-def _seed(seed: int) -> None:
-    """Workers are forks of one process: else all of them would draw the same numbers."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))
-
-
 @final
 class _Work:
     """One pass."""
 
     def __init__(self, worker: int, given: Pass, channel: AbstractChannel) -> None:
         torch.set_num_threads(given.kernel_threads)
-        _seed(given.seed + worker)
+        seed_all(given.seed + worker)
         self._channel, self._regions = channel, channel.regions
         sharing = given.made_of.sharing
         workers, common = given.made_of.workers, channel.shares
@@ -151,8 +148,7 @@ class _Work:
         engine.begin(train=how.train, judge=how.judge, collect=how.collect)
         self._state = engine.workers[worker]
         engine.sharing.hold(self._state.parts.keys())
-        self._state.note = self._note
-        self._notes = channel.note(worker)
+        self._state.note, self._notes = self._note, channel.note(worker)
         self._nodes = engine.nodes_of(worker)
         engine.router.here = {node.id for node in self._nodes}
         self._names = Names(nodes, list(engine.parts))
@@ -172,6 +168,8 @@ class _Work:
         if not self._whole:
             self._state.ahead = self._carry_on
         self._report, self._pace = Report(), Pace(self._stock, workers)
+        turns = lock if self._whole and given.kernel_threads == 1 else None
+        self._turns = CoreTurns(turns, self._state, workers, given.cores, self._pace.core)
         self._pulsed_s = 0.0
         self._waiting = Waiting(time.perf_counter())
         self._looks = Looks() if self._whole else None
@@ -197,6 +195,7 @@ class _Work:
             while not self._over:
                 self._hear()
                 if not self._over and self._state.ready:
+                    self._turns.take()
                     self._fire()
         except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it
             self._send_report()
@@ -222,6 +221,7 @@ class _Work:
                 wants = bool(found) or not self._stock.waiting
                 looks.looked(self._pace.now(), wants=wants)
         else:
+            self._turns.leave()
             began = time.perf_counter()
             if self._is_to_tell():
                 self._send_report()
@@ -383,6 +383,7 @@ class _Work:
             self._tell_flying()
         if told is not None:
             self._after_exchange(self._state.finished(told))
+        self._turns.fired()
         if stock is not None:
             self._begin_some()  # after steps, as more may be ready by these
 
@@ -413,8 +414,7 @@ class _Work:
 
     def _tell_flying(self) -> None:
         """Have the parent know what others have not read, where that is much."""
-        news = self._unread.news(self.transport.flying_bytes)
-        if news is not None:
+        if (news := self._unread.news(self.transport.flying_bytes)) is not None:
             self._send(named_to_record("flying", news, {}))
 
     def _add(self, firing: Firing, start: float, end: float) -> None:
@@ -483,6 +483,7 @@ class _Work:
 
     def _leave(self) -> None:
         """The pass is over here; what has not been given back is of no use to anybody."""
+        self._turns.leave()
         self._send(named_to_record("done", self._counts(), {}))
         self._over = True
         shared.rest()
