@@ -47,6 +47,9 @@ LARGE_ROWS: Final = 2048
 """... and have so many rows together: what runs again costs as much as a trace by then."""
 WORTH: Final = 0.95
 """Derived kernels are taken if they take no more than this part of the time."""
+WHOLE: Final = 1.3
+"""Times as much in what runs whole: C calls them there with others, and Python has no part in it,
+as it has in what is measured."""
 CLEAR: Final = 0.8
 """What takes no more than this with four times as many rows, or a quarter, needs no measurement."""
 UNCLEAR: Final = (0.75, 1.25)
@@ -60,6 +63,8 @@ _TURNS: Final = 6
 _FEW_TURNS: Final = 3
 _BLOCK: Final = 2
 _MOST_ROWS: Final = 128
+_MANY_ROWS: Final = 1024
+"""Rows that are measured where it is not clear with fewer, and there are so many."""
 _MOST_WINDOWS: Final = 256
 """Rows of windows that are measured: torch gains by every row there."""
 _MOST_FUNCTIONS: Final = 16
@@ -205,10 +210,11 @@ class MeasuredChoice(AbstractChoice):
         experience = self._experience
         if experience.chosen is None:
             ratio = self._ratio(known, program, operands, inputs)
-            experience.chosen = "again" if ratio > WORTH else "derived"
+            again = ratio > WORTH * (WHOLE if experience.whole and program.in_c else 1.0)
+            experience.chosen = "again" if again else "derived"
             self._tell(
                 f"runs again (derived would take {ratio:.2f} of it)"
-                if ratio > WORTH
+                if again
                 else f"derived, {ratio:.2f} of running again{_by(program)}"
             )
         elif experience.story == UNDECIDED:
@@ -284,6 +290,9 @@ class MeasuredChoice(AbstractChoice):
             if near and max(near) <= CLEAR:
                 return max(near)
             ratio = compare(program, self._first, inputs, _parameters(operands))
+            if ratio > CLEAR and inputs[0].shape[0] >= _MANY_ROWS:
+                rest = inputs, _parameters(operands), _MANY_ROWS
+                ratio = compare(program, self._first, *rest)
             known.ratios[size] = others[alike, size] = ratio
         return known.ratios[size]
 

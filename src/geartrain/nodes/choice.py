@@ -49,12 +49,14 @@ class Experience:
             where it is not measured again.
         known: By ``id`` of a function, it and what whoever chooses knows of it, for the nodes to
             come: every fit makes some.
+        whole: Whether they are called in what runs whole, where C calls many at a time.
     """
 
     done: Done = field(default_factory=Done)
     story: str = UNDECIDED
     chosen: Literal["derived", "again"] | None = None
     known: dict[int, tuple[Callable[..., Any], Any]] = field(default_factory=dict)
+    whole: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Of functions of this process; in another one they are others, and looked at there.

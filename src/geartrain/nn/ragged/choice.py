@@ -30,7 +30,7 @@ from geartrain.native.calls import SeveralForm
 from geartrain.native.fused import available
 from geartrain.native.heap import heap
 from geartrain.native.steady import firing
-from geartrain.nn.auto import FIRINGS, LARGE_FIRINGS, LARGE_ROWS, ROWS, UNCLEAR, WORTH
+from geartrain.nn.auto import FIRINGS, LARGE_FIRINGS, LARGE_ROWS, ROWS, UNCLEAR, WHOLE, WORTH
 from geartrain.nn.operands import Operands
 from geartrain.nn.ragged.calls import RaggedCall, RaggedKept, call_of_inside, call_of_memory
 from geartrain.nn.ragged.cut import RaggedCut
@@ -380,7 +380,7 @@ class RaggedChoice(AbstractRaggedChoice):
                 )
                 parameters = [x for x in operands.tensors() if isinstance(x, nn.Parameter)]
                 known.ratio = _ratio(tried, self._module, parameters, inputs, inside, memory)
-            if known.ratio > WORTH:
+            if known.ratio > WORTH * (WHOLE if experience.whole else 1.0):
                 self._settled = True
                 experience.chosen = "again"
                 self._tell(f"autograd (derived would take {known.ratio:.2f} of it)")

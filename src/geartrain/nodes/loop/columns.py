@@ -87,6 +87,8 @@ class SideBySide(AbstractValue):
         return None if one is None else [one]
 
     def whence(self, held: AbstractTensors, rows: IntArray) -> list[list[Whence]] | None:
+        if not self._widths:  # what reads it may be known from a fit before
+            self.reads(held, rows)
         sides = held.numbers.sides(self.number, rows)
         found: list[list[Whence]] = []
         for source, side in zip(self.sources, sides, strict=True):

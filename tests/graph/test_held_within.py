@@ -1,0 +1,166 @@
+"""Memories in the one firing that goes from inputs to losses, where C computes all readers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geartrain import Graph, Inside, Instance
+from geartrain.native.fused import available
+from geartrain.nn import auto
+from geartrain.nn.registry import REGISTRY
+from geartrain.nodes.loop.columns import SideBySide
+from geartrain.nodes.loop.tensors import AbstractTensors
+from geartrain.nodes.loop.values import AbstractValue
+from tests.rigs.passes import Order, accumulate, assert_same_gradients
+
+Chosen = Literal["derived", "again"] | None
+
+
+class Last(nn.Module):
+    """The last row of each bundle."""
+
+    def forward(self, x: Tensor, inside: Inside) -> Tensor:
+        return x[inside.lengths.cumsum(0) - 1]
+
+
+class Hop(nn.Module):
+    """What a row has read, and whether that is enough."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.new = nn.Linear(2, 2).double(), nn.Linear(4, 2).double()
+
+    def forward(self, h: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        score = (memory * self.query(h)[:, None]).sum(2).masked_fill(~mask, -1e9)
+        read = (score.softmax(1)[..., None] * memory).sum(1)
+        return torch.tanh(self.new(torch.cat([h, read], 1)))
+
+
+class Turn(nn.Module):
+    """A cell that nobody has written a kernel for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(2, 2).double()
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + torch.sin(self.map(h))
+
+
+def hops(chosen: dict[str, Chosen], run: str = "auto") -> Graph:
+    """Members by a group; a question that hops over them as long as it says."""
+    torch.manual_seed(3)
+    graph = Graph(value=("members",), run=run)  # type: ignore[arg-type]
+    made = graph.input("x").through(nn.Linear(2, 2).double(), name="made")
+    bundles = made.group(by="instance", size="members", order="vertex", how="bundle", name="all")
+    held = bundles.hold(name="held")
+    last = held.through(Last(), name="last", inside=True, pool=True)
+    asked = graph.input("question", step=0).through(nn.Linear(2, 2).double(), name="asked")
+    rounds = graph.loop(name="rounds")
+    begun = graph.concat(asked, last, on="instance", how="tuple")
+    rounds.join(begun.through(lambda a, b: a - b, name="begun"))
+    seen = rounds.attend(held, Hop(), name="hop").move(step=lambda m: m.step + 1)
+    more, done = seen.where(lambda m: (m.step < 4) & (m.payload[0][:, 0] < 0.1).numpy())
+    rounds.join(more)
+    done.through(nn.Linear(2, 1).double(), name="end").loss(lambda y: y[:, 0].square())
+    for through in graph.throughs():
+        through.experience.chosen = chosen.get(through.name)
+    return graph
+
+
+def questions() -> list[Instance]:
+    torch.manual_seed(4)
+    return [
+        Instance(
+            {
+                "x": (torch.randn(n, 2).double(), np.arange(n)),
+                "question": (torch.randn(1, 2).double(), [0]),
+            },
+            vertex={},
+            value={"members": n},
+        )
+        for n in (1, 4, 2, 3, 5)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hop", "last", "within"),
+    [
+        ("derived", "derived", True),
+        ("derived", None, True),
+        (None, None, False),
+        ("again", None, False),
+        ("derived", "again", False),
+    ],
+)
+@pytest.mark.parametrize("most", [4096, 2])
+def test_a_memory_is_held_within_where_all_its_readers_are_better_in_c(
+    hop: Chosen, last: Chosen, within: bool, most: int
+) -> None:
+    graph = hops({"hop": hop, "last": last})
+    (line,) = [line for line in str(graph).splitlines() if "on one worker, with" in line]
+    assert (", last," in line) is within and ("held, " in line) is within
+    got = accumulate(graph, questions(), Order(max_rows=most))
+    want = accumulate(hops({}, "steps"), questions(), Order(max_rows=most))
+    assert_same_gradients(got.gradients, want.gradients)
+    assert got.sums["loss"] == pytest.approx(want.sums["loss"])
+
+
+@pytest.mark.parametrize(("run", "chosen"), [("auto", "derived"), ("steps", "again")])
+def test_what_is_a_little_slower_alone_is_taken_in_what_runs_whole(
+    run: str, chosen: Chosen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    REGISTRY.forget()
+    monkeypatch.setattr(auto, "FIRINGS", 1)
+    monkeypatch.setattr(auto, "ROWS", 2)
+    monkeypatch.setattr(auto, "compare", lambda *_: 1.1)
+    graph = Graph()
+    turns = graph.loop(name="turns", run=run)  # type: ignore[arg-type]
+    turns.join(graph.input("x", step=0))
+    after = turns.through(Turn(), name="cell").move(step=lambda m: m.step + 1)
+    done, more = after.where(lambda m: m.step > 2)
+    turns.join(more)
+    done.loss(lambda y: y.sum(1))
+    accumulate(graph, [Instance({"x": torch.ones(1, 2).double()})] * 8, Order(max_rows=64))
+    (found,) = [t.experience.chosen for t in graph.throughs()]
+    REGISTRY.forget()
+    assert found == (chosen if available(torch.float64) else "again")
+
+
+class Source(AbstractValue):
+    """A value of so many tensors, which notes what is added."""
+
+    def __init__(self, number: int, width: int) -> None:
+        super().__init__(number)
+        self.tensors, self.got = width, 0
+
+    def width(self, held: AbstractTensors) -> int:
+        return self.tensors
+
+    def gather(self, held: AbstractTensors, rows: Any) -> Any:
+        raise AssertionError("nobody asks for rows")
+
+    def reads(self, held: AbstractTensors, rows: Any) -> Any:
+        return [SimpleNamespace(tail=(2,))] * self.tensors
+
+    def whence(self, held: AbstractTensors, rows: Any) -> Any:
+        return [[]] * self.tensors
+
+    def scatter(self, held: AbstractTensors, rows: Any, gradient: Any, at: Any = None) -> None:
+        self.got += len(gradient)
+
+
+def test_joined_rows_find_their_sides_where_a_fit_before_told_what_reads_them() -> None:
+    one, other, rows = Source(1, 2), Source(2, 1), np.arange(3)
+    joined = SideBySide(0, [one, other], "tuple")
+    numbers = SimpleNamespace(sides=lambda number, rows: [rows, rows])
+    held = cast(AbstractTensors, SimpleNamespace(numbers=numbers))
+    joined.whence(held, rows)
+    joined.scatter(held, rows, tuple(torch.ones(3, 3, 2)))
+    assert (one.got, other.got) == (2, 1)
