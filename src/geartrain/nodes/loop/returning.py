@@ -169,7 +169,7 @@ class Returning:
             return
         layout = self.module.layout
         learnt, rest = layout.form.rows_learnt(came, weights.gradient)
-        if not all([into.adds_lying for into in {one.into for one in learnt}]):
+        if not all(into.adds_lying for into in {one.into for one in learnt}):
             return
         pairs = layout.back.pairs(learnt)
         jobs: list[tuple[Slot, GradientPlace, list[tuple[int, int, int]], bool]] = []
