@@ -151,16 +151,21 @@ def test_experts_with_norms_are_taken_together_and_each_norm_learns_of_its_rows(
     assert loop_of(got).together >= 2 * in_c()
 
 
-class Told(Expert):
+class CountedExpert(nn.Module):
     """An expert that reads how often its rows have gone round."""
 
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.expert = Expert(number)
+
     def forward(self, h: Tensor, worth: Tensor, turn: Tensor | int) -> Tensor:
-        return super().forward(h, worth / (2 + turn * torch.ones_like(worth[:, 0]))[:, None])
+        times: Tensor = 2 + turn * torch.ones_like(worth[:, 0])
+        return self.expert(h, worth / times[:, None])
 
 
 def test_experts_that_read_a_column_are_taken_together_and_each_row_has_its_own():
     made, data = modules(), points(20)  # the first few try what the experts are
-    made |= {f"expert {k}": Told(k).double() for k in range(EXPERTS)}
+    made |= {f"expert {k}": CountedExpert(k).double() for k in range(EXPERTS)}
     total = torch.zeros((), dtype=torch.float64)
     for k, instance in enumerate(data):
         h = instance.inputs["x"]
