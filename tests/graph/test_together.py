@@ -60,7 +60,9 @@ def choice(worth: Tensor, x: Tensor) -> Tensor:
     return (worth.argmax(1) + (x[:, 0] > 0).long() + (x[:, 1] > 0).long()) % EXPERTS
 
 
-def routed(made: dict[str, nn.Module], keep: str, looks: bool = True) -> Graph:
+def routed(
+    made: dict[str, nn.Module], keep: str, looks: bool = True, read: tuple[str, ...] = ()
+) -> Graph:
     graph = Graph(value=("turns", "way"))
     rounds = graph.loop(name="rounds", run="whole")
     rounds.join(graph.input("x", turn=0))
@@ -71,7 +73,7 @@ def routed(made: dict[str, nn.Module], keep: str, looks: bool = True) -> Graph:
         EXPERTS,
     )
     said = [
-        way.through(made[f"expert {k}"], name=f"expert {k}", keep=keep)
+        way.through(made[f"expert {k}"], name=f"expert {k}", keep=keep, read=read)
         for k, way in enumerate(ways)
     ]
     stepped = graph.merge(*said).move(turn=lambda m: m.turn + 1)
@@ -146,6 +148,33 @@ def test_experts_with_norms_are_taken_together_and_each_norm_learns_of_its_rows(
     want = learned(made, plain(made, data), "router", "expert")
     got = accumulate(routed(made, "activations"), data)
     assert_same_gradients(got.gradients, want)
+    assert loop_of(got).together >= 2 * in_c()
+
+
+class CountedExpert(nn.Module):
+    """An expert that reads how often its rows have gone round."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.expert = Expert(number)
+
+    def forward(self, h: Tensor, worth: Tensor, turn: Tensor | int) -> Tensor:
+        times: Tensor = 2 + turn * torch.ones_like(worth[:, 0])
+        return self.expert(h, worth / times[:, None])
+
+
+def test_experts_that_read_a_column_are_taken_together_and_each_row_has_its_own():
+    made, data = modules(), points(20)  # the first few try what the experts are
+    made |= {f"expert {k}": CountedExpert(k).double() for k in range(EXPERTS)}
+    total = torch.zeros((), dtype=torch.float64)
+    for k, instance in enumerate(data):
+        h = instance.inputs["x"]
+        for turn in range(2 + k % TURNS):
+            h, worth = made["router"](h)
+            h = made[f"expert {int(choice(worth, h))}"](h, worth, turn)
+        total = total + squared(h).sum()
+    got = accumulate(routed(made, "activations", read=("turn",)), data)
+    assert_same_gradients(got.gradients, learned(made, total, "router", "expert"))
     assert loop_of(got).together >= 2 * in_c()
 
 

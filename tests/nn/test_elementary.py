@@ -117,6 +117,16 @@ def test_functions_of_one_are_torchs(name: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(mine, torchs, rtol=close, atol=close, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", ["softplus", "logsigmoid", "elu"])
+def test_what_c_reckons_of_many_at_a_time_is_exact_to_a_few_epsilons_of_itself(name: str) -> None:
+    """Of numbers near one another, where logarithms and what is left of them lose the most."""
+    function = getattr(functional, name)
+    x = torch.cat([torch.linspace(-80, -20, 500), torch.linspace(-20, 25, 3001)])
+    x = torch.cat([x, torch.linspace(-1e-3, 1e-3, 500)]).unsqueeze(1)
+    (found, _), _ = both(function, [x])
+    torch.testing.assert_close(found.double(), function(x.double()), rtol=5e-7, atol=0)
+
+
 @halved(name=[*TWO], dtype=[torch.float32, torch.float64])
 def test_functions_of_two_are_torchs(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -193,7 +193,8 @@ def test_what_lies_somewhere_is_added_where_the_sum_is_now_also_after_another_wa
             call, slot = sums.GradientCall(torch.float32), one.slot(weight)
             assert slot.place().at == slot.written().data_ptr()
             assert slot.place() is slot.place()
-            slot.add_in(call, [piece], whole=False)
+            call.add(slot.place(), [piece], add=not slot.fresh)
+            slot.fresh = False
             call.run()
         another, its = deepcopy((into, weight))
         copied = another.slot(its)

@@ -422,8 +422,8 @@ class _Builder:
         into, which = self._into(operator)
         rest = choice, weights, source, reads
         self._inner.append(Inner(place.name, place, call, kernel, *rest, twin=twin))
-        alone = operator.memory is not None or call.inside or call.pool or call.read
-        kin = None if alone else (source.number, into.number, which, call.take)
+        alone = operator.memory is not None or call.inside or call.pool
+        kin = None if alone else (source.number, into.number, which, call.take, call.read)
         number = len(self._inner) - 1
         return CallStage(number, source, into, pools=call.pool, kin=kin, which=which)
 

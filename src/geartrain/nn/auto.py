@@ -151,7 +151,8 @@ class MeasuredChoice(AbstractChoice):
 
     @property
     def recalls(self) -> bool:
-        return not self.decided and self._experience.chosen == "derived"
+        undecided = self._derived is None and not self._settled  # as ``decided``, asked often
+        return undecided and self._experience.chosen == "derived"
 
     def recall(self, inputs: Payload) -> None:
         if self.recalls and not operations.listening:

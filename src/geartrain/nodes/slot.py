@@ -112,13 +112,6 @@ class Slot:
             known = self._place = self.buffer, found
         return known[1]
 
-    def add_in(
-        self, call: sums.GradientCall, pieces: Sequence[tuple[int, int, int]], *, whole: bool
-    ) -> None:
-        """Products or sums of rows are added when a call runs; arguments as for its ``add``."""
-        call.add(self.place(), pieces, add=not self.fresh, whole=whole)
-        self.fresh = False
-
     def add(self, value: Tensor, *, given: bool) -> None:
         """Add a gradient of the parameter's shape, which may become the sum itself if ``given``."""
         if not self.fresh:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import accumulate
 from math import prod
 from typing import Final, final
 
@@ -104,7 +105,11 @@ class PassingMemory:
 
 def nbytes_of(blocks: Sequence[Block], rows: int) -> int:
     """Bytes that memory for so many rows takes."""
-    return sum([rows * block.row + -(rows * block.row) % _LINE for block in blocks])
+    total = 0
+    for block in blocks:
+        nbytes = rows * block.row
+        total += nbytes + -nbytes % _LINE
+    return total
 
 
 @final
@@ -132,11 +137,8 @@ class RowMemory:
         self, blocks: Sequence[Block], rows: int, within: PassingMemory | None = None
     ) -> None:
         self._blocks, self.rows, self._first = blocks, rows, 0
-        self.begins, total = [], 0
-        for block in blocks:
-            self.begins.append(total)
-            size = rows * block.row
-            total += size + -size % _LINE
+        sizes = [rows * block.row for block in blocks]
+        *self.begins, total = accumulate([n + -n % _LINE for n in sizes], initial=0)
         if within is None:
             self._memory = pool.shared.empty((total,), torch.uint8)
         else:

@@ -4,7 +4,7 @@ before."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias, final
+from typing import Final, TypeAlias, cast, final
 
 import torch
 from torch import Tensor
@@ -168,15 +168,15 @@ class CalledModules:
         """The kernel of a module and its programs, for rows like these, so many; None: it has
         none."""
         inner = self._inner[number]
-        kernel: AnyKernel | None = inner.twin or inner.kernel
+        if inner.reads is None and not inner.call.inside:
+            found = self.chosen(number, samples)
+            return found, None if found is None else found.listed(rows)
+        kernel: AnyKernel = inner.twin or inner.kernel
         if isinstance(kernel, RememberingRead) and inner.reads is not None:
             return kernel, kernel.listed(samples, inner.reads.memory(self._held).payload())
         if isinstance(kernel, Remembering) and inner.call.inside:
             return kernel, kernel.listed_inside(samples)
-        if inner.call.inside or inner.reads is not None:
-            return kernel, None
-        kernel = self.chosen(number, samples)
-        return kernel, None if kernel is None else kernel.listed(rows)
+        return kernel, None
 
     def _begun(
         self, number: int, kernel: AnyKernel | None, layout: CallLayout | SeveralLayout
@@ -197,13 +197,13 @@ class CalledModules:
                 module = SeveralModule(number, inner, kernel, layout)
         else:
             outputs = layout.form.outputs
-            assert kernel is None or isinstance(kernel, AbstractKernel)
+            own = cast("AbstractKernel | None", kernel)  # a look would ask the class at each call
             self.draws = self.draws or layout.form.draws
             if isinstance(left, TurnModule) and left.layout is layout:
                 module = left
-                module.renew(inner, kernel)
+                module.renew(inner, own)
             else:
-                module = TurnModule(number, inner, kernel, layout)
+                module = TurnModule(number, inner, own, layout)
         which = None if isinstance(layout, SeveralLayout) else layout.which
         self._held.reserve(layout.into, module.name, outputs, which)
         return module

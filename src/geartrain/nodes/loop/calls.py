@@ -126,6 +126,8 @@ class LoopCalls:
         inner = [self._inner[k] for k in numbers]
         payload = inner[0].source.gather(held, rows.numbers)
         inputs = tuple(payload[j] for j in inner[0].call.taken(len(payload)))
+        place = inner[0].place
+        inputs += tuple(read_columns(inner[0].call, place, rows.state, None, place.device))
         each = [self._kernels.recalled(turn, k, inputs) for k in numbers]
         found = [kernel for kernel in each if kernel is not None]
         if len(found) < len(each):

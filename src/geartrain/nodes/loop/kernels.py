@@ -104,10 +104,9 @@ class LoopKernels:
     def chosen(self, turn: Turn, number: int, inputs: Payload) -> AbstractKernel | None:
         """The kernel of a module for rows of this kind, if it is known."""
         inner = self._inner[number]
-        if isinstance(inner.kernel, AbstractMemoryKernel):
-            return None
         if inner.choice is None:
-            return inner.kernel.for_rows(inputs)
+            own = inner.kernel
+            return None if isinstance(own, AbstractMemoryKernel) else own.for_rows(inputs)
         kernel = turn.kernels.get(number) or inner.choice.chosen(inputs)
         if kernel is not None and kernel is not inner.kernel:
             turn.kernels[number] = kernel
@@ -134,9 +133,8 @@ class LoopKernels:
 
     def programmed(self, turn: Turn, number: int, inputs: Payload) -> AbstractKernel | None:
         """The kernel of a module as C may call it, for rows like these; None: it is not known."""
-        inner = self._inner[number]
-        choice, kernel = inner.choice, self.recalled(turn, number, inputs)
-        if choice is not None or isinstance(inner.kernel, AbstractMemoryKernel):
+        inner, kernel = self._inner[number], self.recalled(turn, number, inputs)
+        if inner.choice is not None or isinstance(inner.kernel, AbstractMemoryKernel):
             return kernel
         if kernel is not None and kernel.derivable:
             return self._found_by(self._twin(number), number, inputs)

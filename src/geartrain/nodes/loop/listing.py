@@ -69,7 +69,8 @@ class Listing:
         self._hoists: Hoists | None = None
         self.firings = 0
         self._now: list[bool] = []  # modules that had programs when a turn began
-        self._in_vain: list[bool] | None = None  # the same when C made no call
+        self._callable: list[bool] = []  # that C may call, found as the turn was asked for
+        self._in_vain: list[bool] | None = None  # the same as ``_now`` when C made no call
         self._asked = 0  # firings since then
         self._room: TurnRoom | None = None  # of a turn that is over
         self._by_itself: int | None = None  # calls of the last turn that C has not made
@@ -87,9 +88,17 @@ class Listing:
         return able != self._in_vain or self._asked % AGAIN == 0
 
     def _programs(self) -> list[bool]:
+        self._callable = self._known()
         return [
-            inner.weights is not None and self._kernels.known(number) and self._has_program(inner)
-            for number, inner in enumerate(self._inner)
+            inner.weights is not None and able and self._has_program(inner)
+            for inner, able in zip(self._inner, self._callable, strict=True)
+        ]
+
+    def _known(self) -> list[bool]:
+        """Of each module whether C may be asked to call it."""
+        return [
+            self._kernels.known(number) and (_is_plain(each) or self._has_program(each))
+            for number, each in enumerate(self._inner)
         ]
 
     def take_over(self, before: Listing) -> None:
@@ -124,10 +133,7 @@ class Listing:
         self.firings += 1
         assert self._tables is not None
         assert self._hoists is not None
-        able = [
-            self._kernels.known(number) and (_is_plain(each) or self._has_program(each))
-            for number, each in enumerate(self._inner)
-        ]
+        able, self._callable = self._callable or self._known(), []
         expected = self._rows.expected(turn.slots.size, ahead=turn.plan.parts is not None)
         chosen = partial(self._kernels.programmed, turn)
         room, self._room = self._room, None

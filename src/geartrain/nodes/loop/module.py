@@ -63,7 +63,7 @@ class TurnModule:
         self.inner, self.kernel = inner, kernel
         if self.arena.rows > MUCH_MORE * self.size or not self.arena.is_alone:
             self.arena, self._at = NO_MEMORY, None
-        if not self.fleeting.is_alone:
+        if self.fleeting.rows and not self.fleeting.is_alone:
             self.fleeting, self._at = NO_MEMORY, None
         self.size, self.slots, self._begins = 0, [], True
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from geartrain.frames.message import IntArray, distinct, join_arrays
 from geartrain.native.rows import pointer, take
-from geartrain.native.sums import GradientCall
+from geartrain.native.sums import GradientCall, GradientPlace
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.loop.arenas import NO_MEMORY, PassingMemory, RowMemory, nbytes_of
 from geartrain.nodes.loop.back_layout import LyingPair
@@ -169,10 +169,10 @@ class Returning:
             return
         layout = self.module.layout
         learnt, rest = layout.form.rows_learnt(came, weights.gradient)
-        if not all(one.into.adds_lying for one in learnt):
+        if not all(into.adds_lying for into in {one.into for one in learnt}):
             return
         pairs = layout.back.pairs(learnt)
-        jobs: list[tuple[Slot, list[tuple[int, int, int]], bool]] = []
+        jobs: list[tuple[Slot, GradientPlace, list[tuple[int, int, int]], bool]] = []
         for update, runs in self._runs(self._cuts).items():
             n = sum([rows for _, _, rows in runs])
             for one, pair in zip(learnt, pairs, strict=True):
@@ -181,11 +181,13 @@ class Returning:
                     slot = one.into.of_update(update).slot(slot.parameter)
                 if one.columns is not None:
                     slot = slot.part(one.columns)
-                if not many or not call.may_add(slot.place(), 1 if one.whole else n * many):
+                place = slot.place()
+                if not many or not call.may_add(place, 1 if one.whole else n * many):
                     return
-                jobs.append((slot, self._pieces(pair, runs, update), one.whole))
-        for slot, pieces, whole in jobs:
-            slot.add_in(call, pieces, whole=whole)
+                jobs.append((slot, place, self._pieces(pair, runs, update), one.whole))
+        for slot, place, pieces, whole in jobs:
+            call.add(place, pieces, add=not slot.fresh, whole=whole)
+            slot.fresh = False
         self._multiplied, self._rest = bool(learnt), rest
 
     def _pieces(
