@@ -23,12 +23,12 @@ from geartrain.nn.counted import needed_by
 from geartrain.nn.emit import emit
 from geartrain.nn.places import Refused
 from geartrain.nn.ragged.drafts import needed, of_named, parts_added, together
-from geartrain.nn.ragged.parted import by_parts, made_again
 from geartrain.nn.ragged.integers import above, are_of_each, counts
 from geartrain.nn.ragged.looked_up import learned_of
 from geartrain.nn.ragged.lower import Lowering
 from geartrain.nn.ragged.over import sum_of_entries, sums_all, sums_rows
 from geartrain.nn.ragged.pairs import sum_of_firsts
+from geartrain.nn.ragged.parted import by_parts, made_again
 from geartrain.nn.ragged.routine import RaggedRoutine
 from geartrain.nn.ragged.values import (
     HELD,
@@ -237,7 +237,8 @@ class Cutter:
         of_back = kept | {t.buffer for t in own}
         outer = kept | {t.buffer for t in [*made, *tensors.values()]}
         forward, back, without = (
-            of_named(by_parts(together(steps, outer), outer), outer) for steps in (forward, back, without)
+            of_named(by_parts(together(steps, outer), outer), outer)
+            for steps in (forward, back, without)
         )
         added = parts_added(back)
         terms = [_of_parts(t, added) for t in terms]

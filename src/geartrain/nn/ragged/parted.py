@@ -1,9 +1,9 @@
 """Steps over rows that are named by number, and over their parts: what need not be written first.
 
-    take, times ─► sum of each part     DOT_NAMED: of the rows where they lie
-    spread over parts, times            TIMES_PARTS
-        take, those, added by number    ADD_TIMES_PARTS: from row to row
-    take, on the way back               taken once more: edges keep no copies of vertices
+take, times ─► sum of each part     DOT_NAMED: of the rows where they lie
+spread over parts, times            TIMES_PARTS
+    take, those, added by number    ADD_TIMES_PARTS: from row to row
+take, on the way back               taken once more: edges keep no copies of vertices
 """
 
 from __future__ import annotations
