@@ -156,18 +156,29 @@ class ComputedOperands:
         own: list[Tensor] = self.own.tensors()
         learn = any(_learns(x) for x in own)
         with torch.no_grad():
-            computed = [x.requires_grad_(learn) for x in self._fresh(own)]
-        self._known = number, [*own, *computed]
+            found = self._computed.code(own)
+        self._known = number, [*own, *[x.detach().requires_grad_(learn) for x in found]]
         return self._known[1]
-
-    def _fresh(self, own: Sequence[Tensor]) -> list[Tensor]:
-        """What is computed, in memory of its own."""
-        mine = {x.data_ptr() for x in own}
-        found = self._computed.code(own)
-        return [x.clone() if x.data_ptr() in mine else x.detach() for x in found]
 
     def back(self, gradients: Sequence[Tensor | None]) -> list[tuple[nn.Parameter, Tensor]]:
         """What weights get, of the gradients of what is computed of them."""
+        own: list[Tensor] = self.own.tensors()
+        seen: dict[int, nn.Parameter] = {}
+        for x in own:
+            if isinstance(x, nn.Parameter) and _learns(x) and x.is_contiguous():
+                seen[x.data_ptr()] = x
+        found, rest = [], list(gradients)
+        for k, y in enumerate(self.tensors()[len(own) :]):
+            x, d = seen.get(y.data_ptr()), rest[k]
+            if x is not None and d is not None and x.numel() == y.numel():
+                rest[k] = None  # the same numbers in the same order: no more than a shape is told
+                found.append((x, d.reshape(x.shape)))
+        return found if all(d is None for d in rest) else [*found, *self._differentiated(rest)]
+
+    def _differentiated(
+        self, gradients: Sequence[Tensor | None]
+    ) -> list[tuple[nn.Parameter, Tensor]]:
+        """What weights get of what is more than a view of one."""
         own: list[Tensor] = self.own.tensors()
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_(_learns(x)) for x in own]

@@ -53,8 +53,6 @@ def by_parts(drafts: Sequence[DraftStep], asked: set[Buffer]) -> list[DraftStep]
         elif draft.way is Way.DOT:
             draft = _dot_named(draft, made)
         found.append(draft)
-        for buffer in [b for b, d in made.items() if draft.out.buffer in d.read()]:
-            del made[buffer]  # what it was made of is no more what it was
         if draft.out.dense and written[draft.out.buffer] == 1:
             made[draft.out.buffer] = draft
     return _without_unread(found, asked)
