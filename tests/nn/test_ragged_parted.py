@@ -14,9 +14,11 @@ from torch.testing import assert_close
 
 from geartrain.native.fused import At, Op, Step
 from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
+from geartrain.nn import computed
 from geartrain.nn.ragged import cut
 from geartrain.nn.ragged.derivation import derive_inside
 from geartrain.nn.ragged.values import EDGES, MEMBERS, Buffer, DraftStep
+from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from tests.rigs.ragged import check_inside
 
@@ -36,6 +38,7 @@ class Heads(nn.Module):
         self.way, self.heads = way, heads
         self.q, self.kv, self.out = nn.Linear(H, H), nn.Linear(H, 2 * H), nn.Linear(H, H)
         self.own = nn.Parameter(torch.randn(heads, H // heads))
+        self.w = nn.Parameter(torch.randn(H, heads, H // heads))
 
     def parted(self, x: Tensor) -> Tensor:
         return x.view(len(x), self.heads, -1)
@@ -62,6 +65,13 @@ def by_own(s: Heads, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
     return torch.zeros_like(z).index_add(0, target, sent).flatten(1)
 
 
+def by_einsum(s: Heads, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    z = torch.einsum("nd,dhk->nhk", x, s.w)
+    share = torch.sigmoid((z * s.own).sum(-1))
+    sent = z[source] * share[target][:, :, None]
+    return torch.zeros_like(z).index_add(0, target, sent).flatten(1)
+
+
 def kept_besides(s: Heads, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
     """What is multiplied is read by others too."""
     taken = s.q(x)[source]
@@ -74,6 +84,7 @@ def kept_besides(s: Heads, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
 WAYS = {
     by_keys: ({Way.DOT_NAMED: 1, Way.ADD_TIMES_PARTS: 1}, {Way.DOT_NAMED: 1}),
     by_own: ({Way.ADD_TIMES_PARTS: 1}, {Way.DOT_NAMED: 1, Way.ADD_TIMES_PARTS: 1}),
+    by_einsum: ({Way.ADD_TIMES_PARTS: 1}, {Way.DOT_NAMED: 1, Way.ADD_TIMES_PARTS: 1}),
     kept_besides: ({Way.DOT_NAMED: 1, Way.TIMES_PARTS: 1}, {Way.ADD_TIMES_PARTS: 1}),
 }
 """How often edges do so, forward and back."""
@@ -105,7 +116,23 @@ def test_edges_read_rows_where_they_lie(way: Sent, monkeypatch: pytest.MonkeyPat
         wide = [d for d in drafts if d.kind == EDGES and d.way is Way.TAKE and d.width == H]
         assert bool(wide) == (way is kept_besides)
     kept = [b for b in made.residuals if b.kind == EDGES]
-    assert kept and (way is kept_besides or all(b.entries == 4 for b in kept))
+    assert way is kept_besides or all(b.entries == 4 for b in kept)
+
+
+@pytest.mark.parametrize("way", [by_own, by_einsum])
+def test_weights_of_any_axes_learn_while_rows_are_there(
+    way: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a product or a sum came later")
+
+    for name in ("add_product", "add_sum", "add_sum_of_axes", "add_later"):
+        monkeypatch.setattr(GradientSum, name, never)
+    monkeypatch.setattr(computed, "differentiate", never)  # they are no more than viewed
+    torch.manual_seed(0)
+    check_inside(Heads(way, 4), [9] * 60, width=H, edges=3)
+    with pytest.raises(AssertionError, match="came later"):  # few rows wait for others
+        check_inside(Heads(way, 4), [9] * 3, width=H, edges=3)
 
 
 def _ran(

@@ -151,12 +151,13 @@ class RowsToLearn:
         Args:
             place: Of the gradient.
             pieces: One: where rows of its height lie and those of its width that they are
-                multiplied with, their kind, how many times its rows, as ``UNNAMED`` says what
-                names their parts, and how many rows.
+                multiplied with, or 0 if rows of all its entries are added up; their kind, how
+                many times its rows, as ``UNNAMED`` says what names their parts, and how many rows.
             add: Whether something is there already.
         """
         ((left, right, kind, times, *naming, n),) = pieces
-        self._words += (place.height, place.width, add, kind, times, place.at, left, right)
+        height, width = (place.height, place.width) if right else (place.size, 0)
+        self._words += (height, width, add, kind, times, place.at, left, right)
         self._words += naming
         self._count += 1
         self._work += n * place.size
