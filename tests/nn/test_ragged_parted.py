@@ -15,8 +15,12 @@ from torch.testing import assert_close
 from geartrain.native.fused import At, Op, Step
 from geartrain.native.ragged import RaggedStep, RaggedSteps, Way
 from geartrain.nn import computed
+from geartrain.nn.operands import Operands
 from geartrain.nn.ragged import cut
+from geartrain.nn.ragged.calls import call_of_inside
 from geartrain.nn.ragged.derivation import derive_inside
+from geartrain.nn.ragged.parted import by_parts
+from geartrain.nn.ragged.program import RaggedProgram
 from geartrain.nn.ragged.values import EDGES, MEMBERS, Buffer, DraftStep
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
@@ -105,7 +109,6 @@ def test_edges_read_rows_where_they_lie(way: Sent, monkeypatch: pytest.MonkeyPat
         found.append(by_parts(drafts, asked))
         return list(found[-1])
 
-    by_parts = cut.by_parts
     monkeypatch.setattr(cut, "by_parts", noted)
     source = torch.tensor([0, 1, 2, 3, 4, 0])
     edges = {"source": source, "target": source.flip(0)}
@@ -119,20 +122,44 @@ def test_edges_read_rows_where_they_lie(way: Sent, monkeypatch: pytest.MonkeyPat
     assert way is kept_besides or all(b.entries == 4 for b in kept)
 
 
+def _edges(bundles: int) -> dict[str, Tensor]:
+    """Of bundles of nine, whose members each hear the one before."""
+    target = torch.arange(9 * bundles)
+    return {"source": target - 1 + 9 * (target % 9 == 0), "target": target}
+
+
 @pytest.mark.parametrize("way", [by_own, by_einsum])
 def test_weights_of_any_axes_learn_while_rows_are_there(
     way: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    torch.manual_seed(0)
+    module, few, many = Heads(way, 4), _edges(1), _edges(60)
+    learnt = [p for n, p in module.named_parameters() if n in ("own", "w", "q.weight", "out.bias")]
+    made = derive_inside(module, (torch.randn(9, H),), few, pools=False)
+    program, names = RaggedProgram(made, Operands(module)), dict.fromkeys(few, True)
+
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a product or a sum came later")
 
     for name in ("add_product", "add_sum", "add_sum_of_axes", "add_later"):
         monkeypatch.setattr(GradientSum, name, never)
     monkeypatch.setattr(computed, "differentiate", never)  # they are no more than viewed
-    torch.manual_seed(0)
-    check_inside(Heads(way, 4), [9] * 60, width=H, edges=3)
-    with pytest.raises(AssertionError, match="came later"):  # few rows wait for others
-        check_inside(Heads(way, 4), [9] * 3, width=H, edges=3)
+    for edges, bundles in ((many, 60), (few, 1)):
+        into, x = GradientSum(list(module.parameters())), torch.randn(9 * bundles, H)
+        lengths = torch.full((bundles,), 9)
+        inside = Inside(lengths, torch.arange(bundles).repeat_interleave(9), edges)
+        (y,), kept = program.forward(call_of_inside((x,), inside, names))
+        if bundles == 1:  # few rows wait for others
+            with pytest.raises(AssertionError, match="came later"):
+                program.backward(kept, (torch.ones_like(y),), into)
+            continue
+        program.backward(kept, (torch.ones_like(y),), into)
+        wanted = torch.autograd.grad(module(x, inside).sum(), learnt, allow_unused=True)
+        for p, d in zip(learnt, wanted, strict=True):
+            found = into.take(p)
+            assert (found is None) == (d is None)
+            if found is not None:
+                assert_close(found, d)
 
 
 def _ran(

@@ -86,7 +86,7 @@ def _of_parts(draft: DraftStep, made: dict[Buffer, DraftStep]) -> DraftStep:
             continue
         (numbers,) = maker.reads
         if numbers is not None and not value.one and not numbers.one:
-            both = [value, numbers]
+            both: list[RaggedValue | None] = [value, numbers]
             return replace(
                 draft, way=Way.TIMES_PARTS, op=0, reads=both, width=maker.many, many=maker.width
             )
