@@ -300,17 +300,17 @@ class Noting:
 
 def test_a_call_adds_to_all_of_several_gradients_or_to_none() -> None:
     both = Both(0)
-    some = [(both.weight, (7, 8, 5)), (both.bias, (9, 5))]
+    some = [(both.sum, both.weight, (7, 8, 5)), (both.sum, both.bias, (9, 5))]
     one, every = Noting(4), Noting(4, 5)
-    assert not both.sum.add_all_in(one, some) and not one.added
-    assert not both.sum.add_all_in(every, [(both.weight, (7, 8, 100))])
+    assert not GradientSum.add_all_in(one, some) and not one.added
+    assert not GradientSum.add_all_in(every, [(both.sum, both.weight, (7, 8, 100))])
     with both.sum.of_updates(1):
-        assert not both.sum.add_all_in(every, some)
+        assert not GradientSum.add_all_in(every, some)
         assert not both.sum.adds_lying
     assert both.sum.adds_lying
     assert by_one(both) == [None] * 6 and not every.added
     both.sum.add(both.bias, torch.ones(5).double())
-    assert both.sum.add_all_in(every, some) and both.sum.add_all_in(every, some[:1])
+    assert GradientSum.add_all_in(every, some) and GradientSum.add_all_in(every, some[:1])
     assert [(pieces, add) for _, pieces, add in every.added] == [
         ([(7, 8, 5)], False),
         ([(9, 5)], True),

@@ -79,6 +79,9 @@ class Way(IntEnum):
     PAIR_PUT = auto()
     TAKE_OTHER = auto()
     ADD_OTHER = auto()
+    TIMES_PARTS = auto()
+    ADD_TIMES_PARTS = auto()
+    DOT_NAMED = auto()
 
 
 UNNAMED: Final = (0, 1, 0, 1)
@@ -100,7 +103,8 @@ class RaggedStep:
         source, source_times: Whose rows the index names.
         index: Slot of row numbers, or -1.
         ends: Slot of where bundles begin and end, or -1; or ``ENDS_OF_PAIRS``.
-        cells: Slot of where members lie in a memory, or of where rows are added to, or -1.
+        cells: Slot of where members lie in a memory, or of row numbers more, or -1.
+        other, other_times: Whose rows those name.
     """
 
     way: Way
@@ -112,11 +116,14 @@ class RaggedStep:
     index: int = -1
     ends: int = -1
     cells: int = -1
+    other: int = 0
+    other_times: int = 1
 
     def packed(self) -> bytes:
         """As C has it."""
         words = (self.way, self.kind, self.times, self.source, self.source_times, self.index)
-        return pack("8q", *words, self.ends, self.cells) + self.step.packed()
+        named = self.ends, self.cells, self.other, self.other_times
+        return pack("10q", *words, *named) + self.step.packed()
 
 
 @final
@@ -144,12 +151,13 @@ class RowsToLearn:
         Args:
             place: Of the gradient.
             pieces: One: where rows of its height lie and those of its width that they are
-                multiplied with, their kind, how many times its rows, as ``UNNAMED`` says what
-                names their parts, and how many rows.
+                multiplied with, or 0 if rows of all its entries are added up; their kind, how
+                many times its rows, as ``UNNAMED`` says what names their parts, and how many rows.
             add: Whether something is there already.
         """
         ((left, right, kind, times, *naming, n),) = pieces
-        self._words += (place.height, place.width, add, kind, times, place.at, left, right)
+        height, width = (place.height, place.width) if right else (place.size, 0)
+        self._words += (height, width, add, kind, times, place.at, left, right)
         self._words += naming
         self._count += 1
         self._work += n * place.size
@@ -201,7 +209,8 @@ class RaggedSteps:
             entries = step.width * (step.many if product else 4) * each.times
             if each.way in (Way.TIMES_NAMED, Way.TIMES_NAMED_BACK):
                 entries = step.width * step.many * step.inner
-            self._work[_PAIRS if each.way >= Way.PAIR_SECOND else kind] += entries
+            paired = Way.PAIR_SECOND <= each.way < Way.TIMES_PARTS
+            self._work[_PAIRS if paired else kind] += entries
         plain = [s.step for s in steps if s.way is Way.PLAIN and s.step.op is not Op.PRODUCT]
         self._block = max(1, _ENTRIES // max((s.width for s in plain), default=1))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 import torch
 from torch import Tensor, fx, nn
@@ -35,6 +35,10 @@ _VIEWS: Final = frozenset(
     }
 )
 """Of an operand they cost nothing, but where it meets rows in a product."""
+
+
+_View: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""The number of an operand, and shape and strides of a view that has each of its entries once."""
 
 
 @final
@@ -81,10 +85,10 @@ def apart(
     code = whole.code([], computed)
 
     def compute(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple([x.contiguous() for x in code(0, *given)])
+        return tuple(code(0, *given))
 
     with torch.no_grad():
-        likes = tuple([x.detach() for x in compute(operands)])
+        likes = tuple([x.detach().contiguous() for x in compute(operands)])
     rest = whole.function([*computed, *whole.inputs], whole.results())
     return ComputedWeights(compute, likes), rest
 
@@ -142,6 +146,7 @@ class ComputedOperands:
         self.sparse = [*own.sparse, *[False] * len(likes)]
         self.stand_ins = [nn.Parameter(torch.empty_like(x)) for x in likes]
         self._known: tuple[int, list[Tensor]] = 0, []  # for the length of a firing
+        self._views: Sequence[_View | None] = [None] * len(likes)
 
     @property
     def key(self) -> Hashable:
@@ -156,18 +161,36 @@ class ComputedOperands:
         own: list[Tensor] = self.own.tensors()
         learn = any(_learns(x) for x in own)
         with torch.no_grad():
-            computed = [x.requires_grad_(learn) for x in self._fresh(own)]
+            found = self._computed.code(own)
+        self._views = [_view_of(y, own) for y in found]
+        computed = [  # in memory of its own
+            y.detach().contiguous()
+            if view is None
+            else y.clone(memory_format=torch.contiguous_format)
+            for y, view in zip(found, self._views, strict=True)
+        ]
+        for y in computed:
+            y.requires_grad_(learn)
         self._known = number, [*own, *computed]
         return self._known[1]
 
-    def _fresh(self, own: Sequence[Tensor]) -> list[Tensor]:
-        """What is computed, in memory of its own."""
-        mine = {x.data_ptr() for x in own}
-        found = self._computed.code(own)
-        return [x.clone() if x.data_ptr() in mine else x.detach() for x in found]
-
     def back(self, gradients: Sequence[Tensor | None]) -> list[tuple[nn.Parameter, Tensor]]:
         """What weights get, of the gradients of what is computed of them."""
+        own: list[Tensor] = self.own.tensors()
+        found, rest = [], list(gradients)
+        for k, (d, view) in enumerate(zip(gradients, self._views, strict=True)):
+            x = None if view is None or d is None else own[view[0]]
+            if isinstance(x, nn.Parameter) and view is not None and d is not None:
+                mine = torch.empty_like(x, requires_grad=False)
+                mine.as_strided(*view[1:]).copy_(d)
+                found.append((x, mine))
+                rest[k] = None
+        return found if all(d is None for d in rest) else [*found, *self._differentiated(rest)]
+
+    def _differentiated(
+        self, gradients: Sequence[Tensor | None]
+    ) -> list[tuple[nn.Parameter, Tensor]]:
+        """What weights get of what is more than a view of one."""
         own: list[Tensor] = self.own.tensors()
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_(_learns(x)) for x in own]
@@ -176,6 +199,15 @@ class ComputedOperands:
             found = differentiate(outputs, tuple(gradients), wanted)
         learning = [x for x in own if isinstance(x, nn.Parameter) and _learns(x)]
         return [(x, d) for x, d in zip(learning, found, strict=True) if d is not None]
+
+
+def _view_of(y: Tensor, own: Sequence[Tensor]) -> _View | None:
+    """Of which operand that learns something computed is a view; None: of none."""
+    for k, x in enumerate(own):
+        if y.data_ptr() == x.data_ptr() and y.numel() == x.numel() and _learns(x):
+            if x.is_contiguous() and aten.is_non_overlapping_and_dense(y):
+                return k, tuple(y.shape), y.stride()
+    return None
 
 
 def _learns(x: Tensor) -> bool:

@@ -251,21 +251,21 @@ class GradientSum:
         """What such a call adds to, of a parameter; the same one always."""
         return self._slots[parameter]
 
+    @staticmethod
     def add_all_in(
-        self,
         call: sums.AbstractGradientCall,
-        some: Sequence[tuple[torch.nn.Parameter, tuple[int, ...]]],
+        some: Sequence[tuple[GradientSum, torch.nn.Parameter, tuple[int, ...]]],
     ) -> bool:
-        """Have a call add a piece to each of several parameters, of which the last number is that
-        of its rows, if that is for all of them; False, and nothing has happened."""
-        if not self.adds_lying:
+        """Have a call add a piece to each of several parameters of sums, of which the last number
+        is that of its rows, if that is for all of them; False, and nothing has happened."""
+        if not all(into.adds_lying for into, _, _ in some):
             return False
-        slots = [self._slots[parameter] for parameter, _ in some]
+        slots = [into._slots[parameter] for into, parameter, _ in some]
         places = [slot.place() for slot in slots]
-        for place, (_, piece) in zip(places, some, strict=True):
+        for place, (_, _, piece) in zip(places, some, strict=True):
             if not call.may_add(place, piece[-1]):
                 return False
-        for slot, place, (_, piece) in zip(slots, places, some, strict=True):
+        for slot, place, (_, _, piece) in zip(slots, places, some, strict=True):
             call.add(place, [piece], add=not slot.fresh)
             slot.fresh = False
         return True

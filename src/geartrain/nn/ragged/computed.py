@@ -83,10 +83,10 @@ def apart(
     code = small.code(small.operands, [small.nodes[k] for k in places])
 
     def compute(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple([x.contiguous() for x in code(*given)])
+        return tuple(code(*given))
 
     with torch.no_grad():
-        likes = tuple([x.detach() for x in compute(operands)])
+        likes = tuple([x.detach().contiguous() for x in compute(operands)])
     rests = [each.rest([each.nodes[k] for k in places]) for each in (small, large)]
     return ComputedWeights(compute, likes), rests
 

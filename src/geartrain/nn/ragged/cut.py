@@ -28,6 +28,7 @@ from geartrain.nn.ragged.looked_up import learned_of
 from geartrain.nn.ragged.lower import Lowering
 from geartrain.nn.ragged.over import sum_of_entries, sums_all, sums_rows
 from geartrain.nn.ragged.pairs import sum_of_firsts
+from geartrain.nn.ragged.parted import by_parts, made_again
 from geartrain.nn.ragged.routine import RaggedRoutine
 from geartrain.nn.ragged.values import (
     HELD,
@@ -219,11 +220,12 @@ class Cutter:
             sums.append(self._into_memory(i, low.full(value, late=True)))
         results = [t.buffer for t, _ in gradients.values()]
         results += [t.buffer for term in terms for t in term.tensors]
-        again = [d for d in low.forward.steps if d.out.buffer.kind == PAIRS]
+        again = made_again(low.forward.steps)
         back = needed([*again, *low.back.steps, *sums], results, sums)
         without = needed([*again, *low.back.steps], results, [])
         asked = {b for d in back for b in d.read()} | set(results)
-        ours = [d.out.buffer for d in low.forward.steps if d.out.buffer.kind != PAIRS]
+        anew = {d.out.buffer for d in again}
+        ours = [d.out.buffer for d in low.forward.steps if d.out.buffer not in anew]
         residuals = tuple(dict.fromkeys(b for b in ours if b in asked and b.role == "room"))
         made = [t for t in outputs if isinstance(t, Tensors)]
         forward = needed(low.forward.steps, [*residuals, *(t.buffer for t in made)], [])
@@ -235,7 +237,8 @@ class Cutter:
         of_back = kept | {t.buffer for t in own}
         outer = kept | {t.buffer for t in [*made, *tensors.values()]}
         forward, back, without = (
-            of_named(together(steps, outer), outer) for steps in (forward, back, without)
+            of_named(by_parts(together(steps, outer), outer), outer)
+            for steps in (forward, back, without)
         )
         added = parts_added(back)
         terms = [_of_parts(t, added) for t in terms]

@@ -37,7 +37,7 @@ def together(drafts: Sequence[DraftStep], asked: set[Buffer]) -> list[DraftStep]
                 if draft.way is Way.ADD_AT:
                     found = [d for d in found if d is not product]
                     moved = replace(product, way=Way.MOVE, out=draft.out, cells=draft.index)
-                    moved.many, moved.inner = draft.source, draft.source_times
+                    moved.other, moved.other_times = draft.source, draft.source_times
                     found.append(moved)
                 else:
                     found.append(draft)
@@ -45,10 +45,10 @@ def together(drafts: Sequence[DraftStep], asked: set[Buffer]) -> list[DraftStep]
             a, b = product.reads
             ones = [v for v in (a, b) if v is not None and v.one]
             of = replace(draft, reads=[a, b], width=product.width, op=0)
-            whole = draft.op == Op.REDUCE and draft.inner == 1 and draft.many == product.width
-            if draft.way is Way.PLAIN and whole and not ones:
+            parts = draft.op == Op.REDUCE and draft.inner == 1
+            if draft.way is Way.PLAIN and parts and not ones:
                 found = [d for d in found if d is not product]
-                found.append(replace(of, way=Way.DOT, many=0))
+                found.append(replace(of, way=Way.DOT, width=draft.many, many=draft.width))
                 continue
             if draft.way is Way.SUM_OVER and len(ones) == 1:
                 found = [d for d in found if d is not product]
@@ -83,7 +83,7 @@ def parts_added(drafts: Sequence[DraftStep]) -> dict[Buffer, NamedParts]:
             continue
         numbers, kind, parts = adding.index, adding.source, adding.source_times
         if adding.way is Way.MOVE:
-            numbers, kind, parts = adding.cells, adding.many, adding.inner
+            numbers, kind, parts = adding.cells, adding.other, adding.other_times
         elif adding.way is not Way.ADD_AT:
             continue
         dense = zero.out.dense and adding.out.dense and kind == buffer.kind

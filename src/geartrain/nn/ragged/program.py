@@ -29,6 +29,8 @@ from geartrain.nodes.products import matrix
 
 MOST_LATER: Final = 128
 """Of so many rows products are made at once, and not with those of other calls."""
+_OF_ROWS: Final = ("product", "sum", "sum of axes")
+"""Terms that C adds up while rows are there."""
 
 
 @final
@@ -100,8 +102,10 @@ class RaggedProgram:
         self._residuals = residuals = {b: k for k, b in enumerate(cut.residuals)}
         self._later = [t for t in cut.terms if t.how in ("product", "sum")]
         self._at_once = [t for t in cut.terms if t.how not in ("product", "sum")]
-        of_later = [x for t in self._later for x in t.tensors]
-        self._in_c = all(len(x.tail) == 1 and x.buffer.kind != HELD for x in of_later)
+        self._lying = [t for t in cut.terms if t.how in _OF_ROWS]
+        self._others = [t for t in cut.terms if t.how not in _OF_ROWS]
+        of_rows = [x for t in self._lying for x in t.tensors]
+        self._in_c = all(len(x.tail) == 1 and x.buffer.kind != HELD for x in of_rows)
         of_terms = [t.buffer for term in cut.terms for t in term.tensors]
         self._multiplied = {b.number for b in of_terms if b.role == "given"}
         self._widths = [(b.kind, b.entries) for b in cut.residuals]
@@ -299,7 +303,7 @@ class RaggedProgram:
         less: bool,
     ) -> None:
         """Add what the way back has found for the weights; less: without what was added by C."""
-        if less and not self._at_once:
+        if less and not self._others:
             return
         call = kept.call
         kind, owners = call.counted
@@ -316,9 +320,9 @@ class RaggedProgram:
         into: GradientSum,
     ) -> RowsToLearn | None:
         """Products and sums that are added while rows are in a cache; None: later."""
-        sizes, whole = kept.call.sizes, into.whole
-        terms = [t for t in self._later if t.tangents & came]
-        if whole is None or not terms or not self._in_c or self._computed is not None:
+        sizes = kept.call.sizes
+        terms = [t for t in self._lying if t.tangents & came]
+        if into.of_several or not terms or not self._in_c:
             return None
         rows = max([sizes[t.tensors[0].buffer.kind] for t in terms])
         operands = self._operands.tensors()
@@ -326,16 +330,17 @@ class RaggedProgram:
             return None
         learnt, some = RowsToLearn(self._cut.dtype), []
         for term in terms:
-            lying = [self._lying(t.buffer, kept, made, dys) for t in term.tensors]
-            parameter = cast(nn.Parameter, operands[term.operand])
-            if not all(lying) or len(lying) != min(parameter.ndim, 2):
+            lying = [self._lies(t.buffer, kept, made, dys) for t in term.tensors]
+            parameter, its = self._learner(term, operands, into)
+            whole = its.whole
+            if whole is None or not all(lying) or (len(lying) > 1 and parameter.ndim < 2):
                 return None
             buffer, (width,) = term.tensors[0].buffer, term.tensors[0].tail
             times = buffer.entries // max(width, 1)
-            n = sizes[buffer.kind] * times
-            piece = lying[0], lying[-1], buffer.kind, times, *self._naming(term, kept), n
-            some.append((parameter, piece))
-        return learnt if whole.add_all_in(learnt, some) else None
+            n, right = sizes[buffer.kind] * times, lying[1] if len(lying) > 1 else 0
+            piece = lying[0], right, buffer.kind, times, *self._naming(term, kept), n
+            some.append((whole, parameter, piece))
+        return learnt if GradientSum.add_all_in(learnt, some) else None
 
     def _naming(self, term: RaggedTerm, kept: RaggedKept) -> tuple[int, int, int, int]:
         """What names the parts of rows that a product is of, as C has it."""
@@ -345,7 +350,7 @@ class RaggedProgram:
             return UNNAMED
         return ints.data_ptr(), named.parts, named.kind, named.times
 
-    def _lying(
+    def _lies(
         self, buffer: Buffer, kept: RaggedKept, made: Sequence[Tensor], dys: Sequence[Tensor]
     ) -> int:
         """Where the rows lie that a call has had to do with; 0: not as C reads them."""
@@ -376,7 +381,7 @@ class RaggedProgram:
         several = None
         if into.of_several:
             several = into.updates_of(found.sizes[found.counted])
-        terms: Sequence[RaggedTerm] = self._at_once if less else self._cut.terms
+        terms: Sequence[RaggedTerm] = self._others if less else self._cut.terms
         if not less and several is None and len(came) == len(self._cut.tangents) and self._later:
             rows = max([found.sizes[t.tensors[0].buffer.kind] for t in self._later])
             learn = all(operands[t.operand].requires_grad for t in self._later)

@@ -77,6 +77,8 @@ class RaggedRoutine:
                     index,
                     inside,
                     cells,
+                    draft.other,
+                    draft.other_times,
                 )
             )
             for buffer in ending.get(number, ()):
@@ -134,7 +136,7 @@ class RaggedRoutine:
 
 def _is_local(draft: DraftStep) -> bool:
     """Whether a step leads from no bundle to another."""
-    if draft.way in (Way.MOVE, Way.RAISE_AT):
+    if draft.way in (Way.MOVE, Way.RAISE_AT, Way.ADD_TIMES_PARTS, Way.DOT_NAMED):
         return False
     if draft.way is Way.TAKE:
         return draft.source == HELD and draft.kind == MEMBERS

@@ -435,6 +435,8 @@ class DraftStep:
     index: Buffer | None = None
     ends: Buffer | None = None
     cells: Buffer | None = None
+    other: int = 0
+    other_times: int = 1
 
     def read(self) -> list[Buffer]:
         """Buffers that are read."""
