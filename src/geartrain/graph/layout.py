@@ -77,11 +77,10 @@ class GraphLayout:
             apart: Names of losses that are nodes of their own.
         """
         whole = tuple([(region.operators, region.whole) for region in regions])
-        memories = memories_in_c(self.operators)
-        key = whole, frozenset(apart), memories
+        key = whole, frozenset(apart)
         found = self._reaching.get(key)
         if found is None:
-            further = reaching(regions, self.operators, self.readers, apart, memories)
+            further = reaching(regions, self.operators, self.readers, apart)
             if self._run == "steps":
                 further = [region for region in further if region.made_of]
             place = {id(region): k for k, region in enumerate(regions)}
@@ -116,19 +115,6 @@ class GraphLayout:
             found = LoopStreams(region, self.operators, self.readers, picks)
             self._streams[key] = found
         return found
-
-
-def memories_in_c(operators: Sequence[AbstractOperator]) -> frozenset[int]:
-    """Numbers of what is held for modules of which each has been found to be better in C.
-
-    None where autograd was found better for one that sees more than a row: its graph of a whole
-    loop wants the memory outside, and among calls of C it tells no updates apart.
-    """
-    seeing = [o for o in operators if isinstance(o, Through) and (o.memory or o.call.inside)]
-    if any(o.experience.chosen == "again" for o in seeing):
-        return frozenset()
-    undecided = {o.memory.id for o in seeing if o.memory and o.experience.chosen is None}
-    return frozenset({o.id for o in operators if isinstance(o, Holding)} - undecided)
 
 
 def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]:

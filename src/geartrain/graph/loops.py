@@ -95,7 +95,6 @@ def reaching(
     operators: Sequence[AbstractOperator],
     readers: Mapping[Port, Port],
     apart: Collection[str] = (),
-    memories: Collection[int] = (),
 ) -> list[Region]:
     """Those that run whole, with all that is near them and can, up to the losses.
 
@@ -103,13 +102,12 @@ def reaching(
         regions: Of the graph.
         operators, readers: As for ``find_regions``.
         apart: Names of losses that are nodes of their own.
-        memories: Numbers of what may be held within, as C may read it.
 
     Returns:
         Those that reach further than the regions that they are ``made_of``, if there are any; they
         overlap with nothing else.
     """
-    return _Known(operators, readers, DEFAULT).reaching(regions, apart, memories)
+    return _Known(operators, readers, DEFAULT).reaching(regions, apart)
 
 
 @final
@@ -248,15 +246,12 @@ class _Known:
         near = self._near(able, loops)
         return [self._section(members) for members in near if self._parts_rows(members)]
 
-    def reaching(
-        self, regions: Sequence[Region], apart: Collection[str], memories: Collection[int]
-    ) -> list[Region]:
+    def reaching(self, regions: Sequence[Region], apart: Collection[str]) -> list[Region]:
         """Those that run whole, with all near them that can, up to the losses.
 
         Args:
             regions: Loops and sections.
             apart: Names of losses that stay outside.
-            memories: Numbers of what may be held within.
         """
         stuck = {number for r in regions if not r.whole for number in r.operators}
         able = {number for r in regions if r.whole for number in r.operators}
@@ -266,16 +261,13 @@ class _Known:
                 able.add(number)
         rows = {number for number in able if not self._entering.bundles_enter(number)}
         found: list[Region] = []
-        loops = {number for r in regions if r.loops and not r.whole for number in r.operators}
-        for some in (able.union(memories) - loops, able - stuck, rows - stuck):
-            for region in self._reach(some, regions, memories):
+        for some in (able - stuck, rows - stuck):
+            for region in self._reach(some, regions):
                 if not any(overlap(region, other) for other in found):
                     found.append(region)
         return found
 
-    def _reach(
-        self, able: Collection[int], regions: Sequence[Region], memories: Collection[int]
-    ) -> Iterator[Region]:
+    def _reach(self, able: Collection[int], regions: Sequence[Region]) -> Iterator[Region]:
         """Those that reach as far as these operators do."""
         for members in self._near(able, [r.operators for r in regions if r.loops]):
             inner = [r for r in regions if r.whole and r.operators <= members]
@@ -284,13 +276,10 @@ class _Known:
             cut = [r for r in regions if r.operators & members and r not in inner]
             if any(r.whole for r in cut):  # one that runs whole does so with all of it
                 continue
-            held = members.intersection(memories).difference(*(r.operators for r in inner))
-            if held and (not inner or self._reading_outside(members) is not None):
-                continue
             region = self._around(inner, members) if inner else self._alone(members)
             if region is None or not self._admitted(region).whole:
                 continue
-            if held or not any(self._loses(r, region) for r in inner):
+            if not any(self._loses(r, region) for r in inner):
                 yield region
 
     def _around(self, inner: Sequence[Region], members: frozenset[int]) -> Region:
