@@ -342,6 +342,15 @@ class Through(AbstractOperator):
             return None
         return self._kernel()
 
+    @property
+    def wants_graph(self) -> bool:
+        """Whether it sees bundles, and autograd takes it back: no kernel is known of it so far."""
+        if self.memory is None and not self.call.inside:
+            return False
+        if self.keep == "auto" and self.experience.chosen == "derived":
+            return False
+        return (self._kernel() if self.memory is None else self._memory_kernel()) is None
+
     def keeps(self) -> str:
         """``keep``, and whether it means a kernel that is derived."""
         if self.memory is not None:
