@@ -330,7 +330,8 @@ def test_a_loop_that_groups_what_looks_at_a_memory_waits_for_a_row_of_each_bundl
         return graph
 
     told = str(build("auto"))
-    assert "loop 'state' runs whole" in told and "runs with encode, memory, start, end, loss" in told
+    assert "loop 'state' runs whole" in told
+    assert "'state' runs with encode, memory, start, end, loss" in told
     torch.manual_seed(7)
     data = [
         Instance(

@@ -192,7 +192,7 @@ class AbstractRows(ABC):
         """Let more streams lead into a loop (only for what ``Graph.loop`` returned)."""
         if not isinstance(self.operator, Merging):
             raise GraphError(
-                f"'{self.operator.name}' is a {self.operator.kind}; join() is for graph.loop(), "
+                f"join() is for graph.loop(), not for '{self.operator.name}' ({self.operator.kind}), "
                 "and graph.merge(a, b) makes one stream of two"
             )
         self._require_one_graph(streams)
