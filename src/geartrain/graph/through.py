@@ -344,10 +344,9 @@ class Through(AbstractOperator):
 
     @property
     def wants_graph(self) -> bool:
-        """Whether it sees bundles, and autograd takes it back: no kernel is known of it so far."""
-        if self.memory is None and not self.call.inside:
-            return False
-        if self.keep == "auto" and self.experience.chosen == "derived":
+        """Whether it sees bundles, and no kernel but autograd's is known of it so far."""
+        derived = self.keep == "auto" and self.experience.chosen == "derived"
+        if derived or not (self.call.inside or self.memory):
             return False
         return (self._kernel() if self.memory is None else self._memory_kernel()) is None
 
@@ -366,9 +365,7 @@ class Through(AbstractOperator):
             known = self.experience.story != UNDECIDED
             story = self.experience.story if known else "derived"
             return self.keep if self.call.inside else f"activations, {story}"
-        if self._keeps_masks():
-            return "auto: derived, for the mask"
-        if self._keeps_masks_inside():
+        if self._keeps_masks() or self._keeps_masks_inside():
             return "auto: derived, for the mask"
         if self.module is None and known_picks(self.function) is not None:
             return "auto: picks"
