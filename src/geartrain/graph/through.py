@@ -346,9 +346,8 @@ class Through(AbstractOperator):
     def wants_graph(self) -> bool:
         """Whether it sees bundles, and no kernel but autograd's is known of it so far."""
         derived = self.keep == "auto" and self.experience.chosen == "derived"
-        if derived or not (self.call.inside or self.memory):
-            return False
-        return (self._kernel() if self.memory is None else self._memory_kernel()) is None
+        sees = not derived and (self.call.inside or self.memory is not None)
+        return sees and (self._memory_kernel() if self.memory else self._kernel()) is None
 
     def keeps(self) -> str:
         """``keep``, and whether it means a kernel that is derived."""
