@@ -138,7 +138,7 @@ def test_a_join_knows_what_each_of_its_streams_does():
 
 def test_attending_to_what_is_not_held_is_refused():
     _, _, rows = begun()
-    with pytest.raises(GraphError, match=r"attend\(\) reads what hold\(\) gave, but 'pool'"):
+    with pytest.raises(GraphError, match=r"what hold\(\) gave, not 'pool' \(through\)"):
         rows.attend(rows, Read())
 
 

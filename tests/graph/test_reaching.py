@@ -237,6 +237,95 @@ def test_nothing_reaches_into_a_part_of_a_loop_that_makes_its_rows_of_bundles():
     assert_same_gradients(whole.gradients, steps.gradients)
 
 
+def trees(n: int = 6) -> list[gt.Instance]:
+    """Two trees an instance: 0 and 1 become 2, 3 and 4 become 5; or each a leaf alone, 0 and 1."""
+    rng, found = torch.Generator().manual_seed(2), []
+    for k in range(n):
+        parent = [2, 2, -1, 5, 5, -1] if k % 3 else [-1, -1]
+        tree = [0, 0, 0, 1, 1, 1] if k % 3 else [0, 1]
+        leaves = [0, 1, 3, 4] if k % 3 else [0, 1]
+        x = torch.randn(len(leaves), WIDTH, dtype=torch.float64, generator=rng)
+        found.append(gt.Instance({"x": (x, leaves)}, {"parent": parent, "tree": tree}))
+    return found
+
+
+def compared(run: Any = "auto", *, held: bool = False, elsewhere: bool = False) -> gt.Graph:
+    """Roots, or all vertices, of two trees that a loop walks up, meet behind it."""
+    torch.manual_seed(0)
+    first, cell, last, other = (nn.Linear(WIDTH, WIDTH).double() for _ in range(4))
+    graph = gt.Graph(vertex=("parent", "tree"), run=run)
+    again = graph.loop(name="again")
+    again.join(graph.input("x").through(first, name="first"))
+    inner, root = again.where(lambda m: m.parent >= 0)
+    pairs = inner.group(by={"vertex": lambda m: m.parent}, size=2, how="sum")
+    again.join(pairs.through(cell, name="cell"))
+    read = root.through(last, name="last")
+    if not held:
+        two = read.group(by="instance", size=2, order="tree", name="two")
+        two.through(lambda two: two[:, 0] * torch.tanh(two[:, 1]), name="far").loss(squared)
+        return graph
+    read.stop()
+    every = again.group(by={"vertex": 0}, size=lambda m: m.size, order="vertex", how="bundle")
+    memory = every.hold(name="memory")
+    start = memory.through(ends, name="start", inside=True, pool=True).move(turn=0)
+    turns = graph.loop(name="turns")
+    turns.join(start)
+    if elsewhere:
+        by_itself = start.through(other, name="other", keep="graph")
+        by_itself.attend(memory, Heard(), name="hear too").loss(squared)
+    step = turns.attend(memory, Heard(), name="hear").move(turn=lambda m: m.turn + 1)
+    more, done = step.where(lambda m: m.turn < 2)
+    turns.join(more)
+    done.loss(squared)
+    return graph
+
+
+def ends(x: Tensor, inside: gt.Inside) -> Tensor:
+    return x[inside.lengths.cumsum(0) - 1]
+
+
+class Heard(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH).double()
+
+    def forward(self, h: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        score = (memory @ h[:, :, None])[..., 0].masked_fill(~mask, -1e9)
+        return torch.tanh(h + self.map((score.softmax(1)[:, None] @ memory)[:, 0]))
+
+
+def test_a_loop_takes_the_section_behind_it_whose_rows_only_it_can_count():
+    assert "section 'last' runs by steps, as how many rows enter it" in str(compared())
+    assert names(compared()) == ALL
+    assert {"last", "two", "far"} <= names(compared(), reach=False)
+    whole, steps = (accumulate(compared(run), trees(), Order()) for run in ("auto", "steps"))
+    assert_same_gradients(whole.gradients, steps.gradients)
+    assert whole.sums["loss"] == pytest.approx(steps.sums["loss"])
+
+
+@pytest.mark.parametrize("most", [4096, 2])
+def test_loops_take_what_is_held_between_them_once_no_graph_of_autograds_is_lost(most):
+    graph = compared(held=True)
+    assert {"again", "turns", "memory"} <= names(graph)
+    for through in graph.throughs():
+        through.experience.chosen = "derived"
+    assert names(graph) == ALL
+    order = Order(max_rows=most)
+    whole = accumulate(graph, trees(), order)
+    steps = accumulate(compared("steps", held=True), trees(), order)
+    assert_same_gradients(whole.gradients, steps.gradients)
+    assert whole.sums["loss"] == pytest.approx(steps.sums["loss"])
+
+
+def test_what_is_read_elsewhere_too_is_held_outside():
+    whole, steps = (compared(run, held=True, elsewhere=True) for run in ("auto", "steps"))
+    for through in whole.throughs():
+        through.experience.chosen = "derived"
+    assert {"memory", "hear too", "again", "turns"} <= names(whole)
+    found = [accumulate(graph, trees(), Order()) for graph in (whole, steps)]
+    assert_same_gradients(found[0].gradients, found[1].gradients)
+
+
 def test_a_target_that_is_no_class_is_told_with_loss_and_instance():
     data = [*points(3), *points(1, label=7), *points(2)]
     with pytest.raises(DataError, match=r"'loss': instance 3 has target 7, .* 0..2"):

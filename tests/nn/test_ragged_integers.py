@@ -4,6 +4,7 @@ also where no number of the program's dtype is that integer."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,17 @@ def _ends(k: Tensor, inside: Inside) -> tuple[Tensor, Tensor]:
     return k[inside.edges["source"]], k[inside.edges["target"]]
 
 
+def _padded(s: Marked, x: Tensor, k: Tensor, i: Inside, *, adds: bool = False) -> Tensor:
+    """Members of one kind, found where they are padded."""
+    mask = torch.arange(int(i.lengths.max())) < i.lengths[:, None]
+    kinds, rows = torch.zeros(mask.shape, dtype=torch.int64), x.new_zeros(*mask.shape, H)
+    kinds = kinds.index_put((mask,), k, accumulate=adds)
+    rows[mask] = s.map(x)
+    return x + (rows * (kinds == 3)[..., None])[mask]
+
+
 INSIDE: Mapping[str, Callable[..., Tensor]] = {
+    "padded": _padded,
     "with a number": lambda s, x, k, i: _sent(s, x, i, _kinds(i) == s.large + 1),
     "with a tensor": lambda s, x, k, i: _sent(s, x, i, _kinds(i) == torch.tensor(s.large + 1)),
     "above a number": lambda s, x, k, i: _sent(s, x, i, _kinds(i) > s.large),
@@ -253,6 +264,11 @@ def test_what_steps_may_find_otherwise_is_left_to_torch(name: str, large: int) -
 def test_it_says_why(large: int) -> None:
     with pytest.raises(GraphError, match="integers that may be too large for a number"):
         _derived_memory(Marked(REFUSED["one of two, and less"], large), large)
+
+
+def test_integers_that_are_added_up_where_they_are_padded_are_left_to_torch(large: int) -> None:
+    with pytest.raises(GraphError, match="too large for a number"):
+        _derived_inside(Marked(partial(_padded, adds=True), large), large)
 
 
 def test_other_numbers_of_integers_are_left_to_torch(large: int) -> None:

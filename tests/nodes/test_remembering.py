@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.payload import Recompute
-from geartrain.nodes.remembering import MOST_GRAPHS, PATIENCE, Remembering
+from geartrain.nodes.remembering import MOST_GRAPHS, PATIENCE, Remembering, RememberingRead
 
 D = 4
 
@@ -179,3 +179,12 @@ def test_evaluation_keeps_no_graph() -> None:
         for _ in range(MOST_GRAPHS + PATIENCE + 1):
             mine.evaluate((torch.rand(1, D, dtype=torch.float64),), _inside([1]))
     assert mine.remembers
+
+
+def test_rows_of_several_updates_may_come_back_together_where_no_weight_learns() -> None:
+    """Autograd adds up what a weight gets, and there is none: rows have their own gradients."""
+    weights = [*Mixing().parameters()]
+    for some in (weights, [w.detach() for w in weights], []):
+        apart = not any(w.requires_grad for w in some)
+        assert Remembering(torch.tanh, some).apart is apart  # type: ignore[arg-type]
+        assert RememberingRead(torch.tanh, some, 0).apart is apart  # type: ignore[arg-type]

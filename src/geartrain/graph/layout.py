@@ -77,7 +77,8 @@ class GraphLayout:
             apart: Names of losses that are nodes of their own.
         """
         whole = tuple([(region.operators, region.whole) for region in regions])
-        key = whole, frozenset(apart)
+        wanting = [isinstance(o, Through) and o.wants_graph for o in self.operators]
+        key = whole, frozenset(apart), tuple(wanting)
         found = self._reaching.get(key)
         if found is None:
             further = reaching(regions, self.operators, self.readers, apart)

@@ -253,15 +253,20 @@ class _Known:
             regions: Loops and sections.
             apart: Names of losses that stay outside.
         """
-        stuck = {number for r in regions if not r.whole for number in r.operators}
-        able = {number for r in regions if r.whole for number in r.operators}
+        looped = {n for r in regions if r.whole for n in r.operators}
+        stuck = {n for r in regions if not (r.whole or r.uncounted) for n in r.operators}
+        able = set(looped)
         for number, operator in self._operators.items():
             ends = isinstance(operator, Losing) and not operator.alone
-            if self._may_be_inside(number) or (ends and operator.name not in apart):
+            holds = isinstance(operator, Holding)
+            if holds or self._may_be_inside(number) or (ends and operator.name not in apart):
                 able.add(number)
+        able -= stuck
+        held = {n for n, o in self._operators.items() if isinstance(o, Holding)} - looped
+        uncounted = {n for r in regions if r.uncounted for n in r.operators}
         rows = {number for number in able if not self._entering.bundles_enter(number)}
         found: list[Region] = []
-        for some in (able - stuck, rows - stuck):
+        for some in (able, able - held, able - uncounted - held, rows, rows - uncounted):
             for region in self._reach(some, regions):
                 if not any(overlap(region, other) for other in found):
                     found.append(region)
@@ -277,7 +282,9 @@ class _Known:
             if any(r.whole for r in cut):  # one that runs whole does so with all of it
                 continue
             region = self._around(inner, members) if inner else self._alone(members)
-            if region is None or not self._admitted(region).whole:
+            if region is None or self._reading_outside(members) is not None:
+                continue
+            if not self._admitted(region).whole:
                 continue
             if not any(self._loses(r, region) for r in inner):
                 yield region
@@ -306,24 +313,17 @@ class _Known:
 
     def _loses(self, inner: Region, region: Region) -> bool:
         """Whether a loop or section runs worse with what is around it: it is planned before it is
-        computed, and that is not; or its rows stay where they are made, which those of bundles that
-        are made beside it cannot; or it goes back by one graph of autograd's, which that cannot."""
+        computed, and that is not; or it goes back by one graph of autograd's, which that cannot."""
         if region.deciding and not (inner.deciding or inner.deciders.parting):
             return True
-        if self._makes_bundles(region) and not self._makes_bundles(inner):
-            return True
         return self._may_tape(inner) and not self._may_tape(region)
-
-    def _makes_bundles(self, region: Region) -> bool:
-        inside = (self._operators[number] for number in region.operators)
-        return any(isinstance(o, Grouping) and o.how == "bundle" for o in inside)
 
     def _may_tape(self, region: Region) -> bool:
         """Whether autograd may follow it, and modules in it want that."""
         inside = [self._operators[number] for number in region.operators]
         if region.deciders.parting or any(isinstance(o, Grouping | Holding) for o in inside):
             return False
-        return any(isinstance(o, Through) and (o.call.inside or o.memory) for o in inside)
+        return any(isinstance(o, Through) and o.wants_graph for o in inside)
 
     def _near(
         self, able: Collection[int], loops: Sequence[frozenset[int]]
@@ -392,7 +392,7 @@ class _Known:
         unknown = None if bundled else self._entering.count_into(region)
         region.counted = not bundled and unknown is None
         if unknown is not None and gathering is not None:
-            named = self.named(unknown)
+            named, region.uncounted = self.named(unknown), not region.loops
             region.reason = f"how many rows enter it is known to '{named}' alone"
         return region
 

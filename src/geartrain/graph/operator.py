@@ -179,10 +179,15 @@ def readable(node: str, name: str, columns: frozenset[str], schema: Schema) -> N
         ". Rows are at an edge behind flatmap('edge'); a module that gets a bundle with "
         f"inside=True has inside.edges['{name}']"
     )
+    nowhere = (
+        ". These rows are at no vertex, as their group's key has none: move(vertex=...) puts them "
+        "at one, and group(by={'vertex': 0}, how='bundle', ...) a bundle with a row for each "
+        "vertex, of which each reads its own entry"
+    )
+    hint = edges if name in schema.edge else nowhere if name in schema.vertex else ""
     raise GraphError(
         f"'{node}': column '{name}' {why}; rows can read {sorted(here)}. Columns of instances are "
-        "declared in Graph(vertex=..., edge=..., value=...), columns of rows by move(...)"
-        f"{edges if name in schema.edge else ''}"
+        f"declared in Graph(vertex=..., edge=..., value=...), columns of rows by move(...){hint}"
     )
 
 

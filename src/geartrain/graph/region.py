@@ -46,6 +46,8 @@ class Region:
         counted: Whether an instance waits until all of its rows have come; else it goes on with
             those that have, as nothing in the loop brings rows together.
         reason: Why it cannot run whole; None: it can.
+        uncounted: Whether that is only as nobody says how many rows enter it: with what makes them
+            it may run whole.
         loops: Whether rows go round in it; else it is a section.
         look: Finds those that decide.
         made_of: The loops and sections that are in it, where it reaches further than these: what
@@ -62,6 +64,7 @@ class Region:
     reason: str | None = None
     said: bool = False
     counted: bool = True
+    uncounted: bool = False
     loops: bool = True
     look: Callable[[Region], Deciders] = field(default=lambda region: Deciders([], []), repr=False)
     made_of: Sequence[Region] = ()

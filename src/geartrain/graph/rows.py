@@ -202,8 +202,8 @@ class AbstractRows(ABC):
         """Let more streams lead into a loop (only for what ``Graph.loop`` returned)."""
         if not isinstance(self.operator, Merging):
             raise GraphError(
-                f"'{self.operator.name}' is a {self.operator.kind}; join() is for graph.loop(), "
-                "and graph.merge(a, b) makes one stream of two"
+                f"join() is for graph.loop(), not for '{self.operator.name}' "
+                f"({self.operator.kind}), and graph.merge(a, b) makes one stream of two"
             )
         self._require_one_graph(streams)
         self.operator.sources[0].extend(s._source for s in streams)

@@ -342,6 +342,13 @@ class Through(AbstractOperator):
             return None
         return self._kernel()
 
+    @property
+    def wants_graph(self) -> bool:
+        """Whether it sees bundles, and no kernel but autograd's is known of it so far."""
+        derived = self.keep == "auto" and self.experience.chosen == "derived"
+        sees = not derived and (self.call.inside or self.memory is not None)
+        return sees and (self._memory_kernel() if self.memory else self._kernel()) is None
+
     def keeps(self) -> str:
         """``keep``, and whether it means a kernel that is derived."""
         if self.memory is not None:
@@ -357,9 +364,7 @@ class Through(AbstractOperator):
             known = self.experience.story != UNDECIDED
             story = self.experience.story if known else "derived"
             return self.keep if self.call.inside else f"activations, {story}"
-        if self._keeps_masks():
-            return "auto: derived, for the mask"
-        if self._keeps_masks_inside():
+        if self._keeps_masks() or self._keeps_masks_inside():
             return "auto: derived, for the mask"
         if self.module is None and known_picks(self.function) is not None:
             return "auto: picks"

@@ -140,8 +140,8 @@ class AbstractStream(AbstractRows):
         self._require_one_graph((to,))
         if not isinstance(to.operator, Holding):
             raise GraphError(
-                f"attend() reads what hold() gave, but '{to.operator.name}' is a "
-                f"{to.operator.kind}; hold its bundles first: held = stream.hold()"
+                f"attend() reads what hold() gave, not '{to.operator.name}' ({to.operator.kind}); "
+                "hold its bundles first: held = stream.hold()"
             )
         require_arguments("attend", part=part)
         function, part = function_and_part("attend", module, part)

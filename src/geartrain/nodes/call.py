@@ -149,8 +149,8 @@ def require_rows(name: str, outputs: Payload, n: int) -> None:
     for j, y in enumerate(outputs):
         if y.shape[:1] != (n,):
             raise GraphError(
-                f"'{name}': output {j} has shape {tuple(y.shape)} for {n} rows; a module "
-                "maps rows to rows, leading dimension first"
+                f"'{name}': output {j} has shape {tuple(y.shape)} for {n} rows; a module maps rows "
+                "to rows, leading dimension first, and with pool=True each bundle to one"
             )
 
 

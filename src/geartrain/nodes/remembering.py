@@ -147,7 +147,8 @@ class Remembering(AbstractKernel):
     @property
     def apart(self) -> bool:  # type: ignore[override]
         choice = self._choice
-        return choice is not None and self.replaced and (not self._parameters or choice.light)
+        light = choice is not None and self.replaced and choice.light
+        return light or not self._parameters
 
     @property
     def remembers(self) -> bool:  # type: ignore[override]
@@ -404,7 +405,8 @@ class RememberingRead(ReadAgain):
     def apart(self) -> bool:
         """Whether gradients of several updates may come in one call."""
         choice = self._choice
-        return choice is not None and self.replaced and (not self._parameters or choice.light)
+        light = choice is not None and self.replaced and choice.light
+        return light or not self._parameters
 
     def forward(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Payload]:
         found = self._computed(inputs, memory)

@@ -57,6 +57,12 @@ _LONG: Final = 2, 600, 3
 """Bundles of which some are long: code may take so many members at most, or another way."""
 
 
+_OTHER_OUTPUTS: Final = (
+    "rows of several sizes give other outputs: if a row that sees nobody, or what is behind the "
+    "ends, gets a share, multiply shares by the mask"
+)
+
+
 @final
 class _Unseen(Mapping[str, NDArray[Any]]):
     """Columns on the host, at which a trace cannot look."""
@@ -417,7 +423,7 @@ class _RaggedDerivation:
             for i, x in sources.items():
                 given[i] = _padded(x, leaves[i], call)
             ys = self._call(operands, [x.clone() for x in given])
-        compare([y.detach() for y in ys], outputs, "rows of several sizes give other outputs")
+        compare([y.detach() for y in ys], outputs, _OTHER_OUTPUTS)
         wanted = [x for x in (*leaves, *sources.values(), *operands) if x.requires_grad]
         pairs = [(y, d) for y, d in zip(ys, dys, strict=True) if y.requires_grad]
         gradients = torch.autograd.grad(

@@ -30,7 +30,10 @@ aten = torch.ops.aten
 MOST_ROWS: Final = 1 << 20
 """Members of a bundle, and bundles, for which it is known that what counts them is exact."""
 _OF_INTEGERS: Final = torch.int64, torch.bool
-_TOO_LARGE: Final = "integers that may be too large for a number"
+_TOO_LARGE: Final = (
+    "integers that may be too large for a number, in which steps have them: compare them with what "
+    "is small, or make numbers of them first"
+)
 
 
 def check_exact(low: AbstractLowering, x: fx.Node) -> None:
@@ -79,7 +82,7 @@ def _most_of_made(low: AbstractLowering, x: fx.Node) -> float | None:
     if target in TRUTHS or target is aten.logical_not.default:
         truths = all(s.meta.get("dtype") is torch.bool for s in x.all_input_nodes)
         return 1 if truths else None
-    if target in _MOVED:
+    if target in _MOVED and not _adds_up(x):
         own = x.all_input_nodes if target not in _WITH_NUMBER else []
         return max([_most_of(low, s) for s in own] or read)
     if target not in _GROWN:
@@ -96,6 +99,11 @@ def _most_of_truths(low: AbstractLowering, x: fx.Node, read: list[float]) -> flo
     beside = any(s in low.beside for s in x.all_input_nodes)
     limit = _limit(low) / 4 if beside else _limit(low)
     return 1 if numbers or min(read) < limit else None
+
+
+def _adds_up(x: fx.Node) -> bool:
+    """Whether what is put where integers say is added there."""
+    return x.target is aten.index_put.default and any(x.args[3:])
 
 
 def _beside(low: AbstractLowering, x: fx.Node) -> float:
@@ -176,6 +184,7 @@ _MOVED: Final = {
     aten.index_select.default,
     aten.embedding.default,
     aten.gather.default,
+    aten.index_put.default,
 }
 """What gives some of what it reads, in whose order rounding changes nothing."""
 _GROWN: Final[Mapping[Any, _Bound]] = {
