@@ -100,7 +100,7 @@ coverage:
 test-slow: setup
 	$(PYTEST) -m slow
 	GEARTRAIN_NATIVE=0 $(PYTEST) $(SIDE_BY_SIDE) \
-	  tests/nodes tests/graph tests/nn tests/whole tests/pipeline tests/oracle
+	  tests/nodes tests/derived tests/graph tests/nn tests/whole tests/pipeline tests/oracle
 
 # Ray is an extra that brings much: an environment of its own, which $(VENV) lends the rest.
 setup-ray: $(VENV)-ray/.installed

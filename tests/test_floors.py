@@ -2,8 +2,8 @@
 
     __main__, __init__, the exports of nn
     cli > recipes, train, data > observe > pipeline > whole > nn > runtime > engine >
-    sharing > parts > graph > nodes > transport > frames > native > codec, device, files, kinds >
-    errors, schema, bounds
+    sharing > parts > graph > derived > nodes > transport > frames > native >
+    codec, device, files, kinds > errors, schema, bounds
 
 A room may import rooms below it and itself; recipes may use train and data, train may use
 data. What is imported for its types alone counts as well. The rooms
@@ -31,6 +31,7 @@ ORDER = (
     ("frames",),
     ("transport",),
     ("nodes",),
+    ("derived",),
     ("graph",),
     ("parts",),
     ("sharing",),

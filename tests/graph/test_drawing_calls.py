@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import geartrain as gt
+from geartrain.derived.program import Program
 from geartrain.graph.graph import Graph, Stream
 from geartrain.native import calls, library
-from geartrain.nn.program import Program
 from geartrain.nodes.loop.module import TurnModule
 from tests.rigs.called import DRAWING, dropping, sets, turning
 from tests.rigs.passes import Order, accumulate, assert_same_gradients

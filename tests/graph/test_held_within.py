@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from geartrain import Graph, Inside, Instance
+from geartrain.derived import auto
+from geartrain.derived.registry import REGISTRY
 from geartrain.native.fused import available
-from geartrain.nn import auto
-from geartrain.nn.registry import REGISTRY
 from geartrain.nodes.loop.columns import SideBySide
 from geartrain.nodes.loop.tensors import AbstractTensors
 from geartrain.nodes.loop.values import AbstractValue

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
+from geartrain.derived.ragged import choice
 from geartrain.errors import WorkerError
 from geartrain.frames.instance import Instance
 from geartrain.frames.message import Payload
 from geartrain.graph.graph import Graph, Stream
-from geartrain.nn.ragged import choice
 from geartrain.nodes.loop import listing, native, several
 from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.module import NativeKept

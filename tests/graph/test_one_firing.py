@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from geartrain.derived.packs import OperandPlaces
 from geartrain.native import steady
 from geartrain.native.steady import firing
-from geartrain.nn.packs import OperandPlaces
 from geartrain.nodes.loop.node import LoopNode
 from tests.rigs.called import CASES
 from tests.rigs.passes import Order, accumulate

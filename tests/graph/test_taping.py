@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
+from geartrain.derived.auto import MeasuredChoice
 from geartrain.errors import WorkerError
-from geartrain.nn.auto import MeasuredChoice
 from geartrain.nodes.held import Recalled
 from geartrain.nodes.loop import pieces, tape
 from geartrain.nodes.loop.node import LoopNode

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
+from geartrain.derived.operands import Operands
+from geartrain.derived.ragged.choice import DerivedRagged
+from geartrain.derived.ragged.derivation import MOST_SEEN, derive_inside, derive_memory
+from geartrain.derived.ragged.program import RaggedProgram
 from geartrain.frames.message import Payload
 from geartrain.native import calls, library, sums
 from geartrain.native.ragged import RaggedSteps
 from geartrain.native.sums import SumsById
-from geartrain.nn.operands import Operands
-from geartrain.nn.ragged.choice import DerivedRagged
-from geartrain.nn.ragged.derivation import MOST_SEEN, derive_inside, derive_memory
-from geartrain.nn.ragged.program import RaggedProgram
 from geartrain.nodes import looked_up
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.held import Held, Recalled

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 import geartrain as gt
+from geartrain.derived.ragged import choice
 from geartrain.native import calls, library
 from geartrain.native.ragged import RaggedSteps
 from geartrain.native.rows import add
@@ -36,7 +37,6 @@ from geartrain.nn import (
     TreeLSTMLeaf,
     WholeTree,
 )
-from geartrain.nn.ragged import choice
 from geartrain.nodes.loss import cross_entropy
 from geartrain.recipes import find_recipe
 from geartrain.recipes.recipe import Setting

@@ -99,11 +99,12 @@ def test_nothing_is_read_or_written_out_of_bounds(seed: int, preloaded: str, wat
         *(f"native/test_{name}" for name in ("cells", "losses", "maps", "rows", "steps")),
         *("native/test_transfer", "native/test_twins", "whole/test_operations"),
         *("native/test_attention", "native/test_sums", "whole/test_native_graph"),
-        *("graph/test_drawing_calls", "nn/test_draws"),
-        *("nn/test_integers", "nn/test_pieces", "nn/test_reckoning"),
-        *("graph/test_native_calls", "nn/test_fold", "nn/test_fused", "nn/test_ragged"),
-        *("graph/test_charts", "native/test_as_torch", "nn/test_ragged_along"),
-        "nn/test_ragged_looked_up",
+        *("graph/test_drawing_calls", "derived/test_draws"),
+        *("derived/test_integers", "derived/test_pieces", "derived/test_reckoning"),
+        *("graph/test_native_calls", "derived/test_fold", "derived/test_fused"),
+        "derived/test_ragged",
+        *("graph/test_charts", "native/test_as_torch", "derived/test_ragged_along"),
+        "derived/test_ragged_looked_up",
     ],
 )
 def test_nothing_is_wrong_in_what_is_sound(name: str, preloaded: str, watching: str) -> None:

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import geartrain as gt
+from geartrain.derived.operands import Operands
+from geartrain.derived.ragged.calls import call_of_memory
+from geartrain.derived.ragged.derivation import derive_memory
+from geartrain.derived.ragged.program import RaggedProgram
 from geartrain.errors import GraphError
-from geartrain.nn.operands import Operands
-from geartrain.nn.ragged.calls import call_of_memory
-from geartrain.nn.ragged.derivation import derive_memory
-from geartrain.nn.ragged.program import RaggedProgram
 from geartrain.nodes.memory import memory_kernel_of
 from tests.rigs.ragged import check_memory
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from geartrain.derived.draws import ones_of
 from geartrain.errors import GraphError
 from geartrain.nn import RowDropout
-from geartrain.nn.draws import ones_of
 from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractKernel, kernel_of

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 
 from benchmarks.own.programs import PROGRAMS
 from geartrain import device as transfer
+from geartrain.derived.kernel import DerivedKernel
 from geartrain.engine import engine as engine_module
 from geartrain.engine.engine import Engine
 from geartrain.engine.firing import Firing
@@ -29,7 +30,6 @@ from geartrain.graph import owners
 from geartrain.graph.graph import Graph
 from geartrain.graph.region import Run
 from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf, WholeTree
-from geartrain.nn.derived import DerivedKernel
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loss import cross_entropy

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
+from geartrain.derived.ragged import choice
 from geartrain.graph.graph import Graph
-from geartrain.nn.ragged import choice
 from geartrain.nodes.loop import native
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loop.several import SeveralModule

@@ -20,7 +20,7 @@ from _pytest.runner import runtestprotocol
 from geartrain.native import library
 from tests.rigs import cases
 
-ROOMS = frozenset({"nodes", "graph", "nn", "whole"})
+ROOMS = frozenset({"nodes", "derived", "graph", "nn", "whole"})
 """Folders of tests."""
 CHOOSE = frozenset({"native", "needs_kernels", "either", "way"})
 """Parameters and fixtures by which a test chooses."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from geartrain.nn.operands import Operands
-from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
-from geartrain.nn.ragged.derivation import derive_inside, derive_memory
-from geartrain.nn.ragged.program import RaggedProgram
+from geartrain.derived.operands import Operands
+from geartrain.derived.ragged.calls import call_of_inside, call_of_memory
+from geartrain.derived.ragged.derivation import derive_inside, derive_memory
+from geartrain.derived.ragged.program import RaggedProgram
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from geartrain.nn.derivation import derive
-from geartrain.nn.operands import Operands
-from geartrain.nn.program import Program
+from geartrain.derived.derivation import derive
+from geartrain.derived.operands import Operands
+from geartrain.derived.program import Program
 from geartrain.nodes.gradient import GradientSum
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import geartrain as gt
+from geartrain.derived.registry import REGISTRY
 from geartrain.native.heap import heap
-from geartrain.nn.registry import REGISTRY
 from geartrain.runtime import threads
 from geartrain.runtime.threads import Going
 from tests.rigs.called import cell, sets, turning

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
+from geartrain.derived.auto import MeasuredChoice
+from geartrain.derived.program import Program
 from geartrain.graph.streams import LoopStreams
-from geartrain.nn.auto import MeasuredChoice
-from geartrain.nn.program import Program
 from geartrain.nodes.loop.bound import CalledModules
 from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.module import TurnModule
@@ -34,7 +34,7 @@ MANY = 240
 @pytest.fixture(autouse=True)
 def _derived_kernels_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured, and found better or not, is the same every time."""
-    monkeypatch.setattr("geartrain.nn.auto.compare", lambda *given: 0.5)
+    monkeypatch.setattr("geartrain.derived.auto.compare", lambda *given: 0.5)
 
 
 class Step(nn.Module):

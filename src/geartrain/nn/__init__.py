@@ -3,14 +3,14 @@
 The modules of ``whole`` and ``pipeline`` that users write are exported here as well.
 """
 
+from geartrain.derived.auto import MeasuredChoice
+from geartrain.derived.hoist import hoist
+from geartrain.derived.kernel import DerivedKernel
+from geartrain.derived.ragged.choice import RaggedChoice
 from geartrain.nn.attention import AdditiveAttention, DotAttention
-from geartrain.nn.auto import MeasuredChoice
 from geartrain.nn.cells import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
-from geartrain.nn.derived import DerivedKernel
 from geartrain.nn.dropout import RowDropout
-from geartrain.nn.hoist import hoist
 from geartrain.nn.kernels import register_torch_checks, register_torch_kernels
-from geartrain.nn.ragged.choice import RaggedChoice
 from geartrain.nn.residual import PooledHead, ResidualBlock, residual_network
 from geartrain.nn.sequential import BundleSequential
 from geartrain.nn.shapes import MessagePassing, Recurrent, Tree, first_states

@@ -16,10 +16,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from geartrain.derived.draws import mixed, ones_of
 from geartrain.errors import GraphError
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.native.fused import drawn
-from geartrain.nn.draws import mixed, ones_of
 from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
