@@ -22,6 +22,7 @@ def told(*waits: tuple[float, float], began: float = 100.0) -> object:
         (((101.0, 102.0), (104.0, 104.5), (106.0, 108.0)), 9.0, 4.5),
         (((101.0, 102.0), (106.0, 110.0)), 9.0, 4.0),  # the pass was over while it waited
         (((101.0, 102.0), (109.0, 110.0)), 9.0, 2.0),  # and before it did
+        (((101.0, 102.0), (106.0, 109.0), (109.5, 110.0)), 9.0, 4.0),  # twice behind its end
         (((101.0, 102.0), (106.0, 110.0)), 0.0, 6.0),  # it has not come to its end
     ],
 )

@@ -8,7 +8,11 @@ Clocks are those of each; the parent knows how far a worker's is behind its own.
 
 from __future__ import annotations
 
-from typing import Any, final
+from collections import deque
+from typing import Any, Final, final
+
+_LATEST: Final = 16
+"""Waits that are told one by one: the pass may have been over before some of them."""
 
 
 @final
@@ -20,18 +24,19 @@ class Waiting:
     """
 
     def __init__(self, now_s: float) -> None:
-        self._began_s = self._since_s = self._until_s = now_s
-        self._before_s = 0.0
+        self._began_s, self._before_s = now_s, 0.0
+        self._latest: deque[tuple[float, float]] = deque()
 
     def add(self, since_s: float, until_s: float) -> None:
         """It has waited for so long."""
-        self._before_s += self._until_s - self._since_s
-        self._since_s, self._until_s = since_s, until_s
+        if len(self._latest) == _LATEST:
+            since, until = self._latest.popleft()
+            self._before_s += until - since
+        self._latest.append((since_s, until_s))
 
     def document(self) -> dict[str, Any]:
         """What the parent is told, JSON."""
-        latest = [self._since_s, self._until_s]
-        return {"began": self._began_s, "waited": self._before_s, "latest": latest}
+        return {"began": self._began_s, "waited": self._before_s, "latest": [*self._latest]}
 
 
 def waited_of(told: Any, *, ahead_s: float, apart_s: float, over_s: float) -> float:
@@ -45,6 +50,8 @@ def waited_of(told: Any, *, ahead_s: float, apart_s: float, over_s: float) -> fl
         apart_s: When all had what they were handed; until then nobody works.
         over_s: When the pass was over; 0: it has not come to its end.
     """
-    began, (since, until) = told["began"] + ahead_s, (each + ahead_s for each in told["latest"])
-    latest = min(until, over_s or until) - since
-    return float(max(apart_s, began) + told["waited"] + max(latest, 0.0))
+    waited = told["waited"]
+    for since, until in told["latest"]:
+        end = until + ahead_s
+        waited += max(min(end, over_s or end) - since - ahead_s, 0.0)
+    return float(max(apart_s, told["began"] + ahead_s) + waited)
