@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from geartrain.nodes.chance import Remembered
+from tests.rigs.programs import Nursery, Program
 
 ROWS, DIM = 40, 5
 
@@ -66,7 +66,9 @@ def test_of_a_native_dropout_the_mask_alone_is_kept() -> None:
     assert mask.dtype == torch.bool and chance.nbytes() == ROWS * DIM
 
 
-def test_threads_that_keep_the_generators_do_not_wait_for_each_other_for_ever() -> None:
+def test_threads_that_keep_the_generators_do_not_wait_for_each_other_for_ever(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     """torch collects garbage while it holds the generator's lock; in a process of its own, as it
     would hold the interpreter for ever."""
     program = """
@@ -89,7 +91,4 @@ for each in workers: each.start()
 for each in workers: each.join()
 print("both are done")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout == "both are done\n", done.stderr
+    assert Program(nursery, tmp_path / "run", program).line() == "both are done"
