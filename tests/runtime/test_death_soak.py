@@ -62,8 +62,13 @@ def data() -> list[gt.Instance]:
     return [gt.Instance({"x": torch.randn(2, 2, generator=drawn)}, key=i) for i in range(INSTANCES)]
 
 
-def until_done(runtime: Processes, folder: Path, draw: random.Random, kills: list[bool]) -> int:
-    """A run that goes on from its last checkpoint after each death; returns how many there were."""
+def until_done(
+    runtime: Processes, folder: Path, draw: random.Random, kills: list[bool], late: set[int]
+) -> int:
+    """A run that goes on from its last checkpoint after each death; returns how many there were.
+
+    ``late`` has who was killed as a fit had come to its end: the next one hears of that.
+    """
     deaths, latest = 0, folder / "latest.safetensors"
     while True:
         mine = session(runtime)
@@ -77,17 +82,19 @@ def until_done(runtime: Processes, folder: Path, draw: random.Random, kills: lis
             killer.start()
         try:
             mine.fit(data(), epochs=EPOCHS, folder=folder, checkpoint_every=EVERY)
-        except WorkerDiedError:
+        except WorkerDiedError as error:
             deaths += 1
             killer.stopped.set()
             killer.join(BOUND_S)  # it may be told of sooner than the killer has come back
-            assert killer.killed is not None
+            assert killer.killed is not None or any(f"process {p})" in str(error) for p in late)
             continue
         finally:
             killer.stopped.set()
             if server is not None:
                 killer.join(BOUND_S)
                 assert not killer.is_alive()
+            late.clear()
+        late |= {killer.killed} - {None}
         # Every instance once an epoch, however often some were repeated on the way there.
         assert mine.statistics()["trained"] == EPOCHS * INSTANCES
         assert [event.instances for event in mine.state.position.history] == [INSTANCES] * EPOCHS
@@ -104,10 +111,11 @@ def soak(tmp_path: Path, n: int, servers: int) -> Counter[str]:
     draw.shuffle(kills)
     counts: Counter[str] = Counter()
     seen: set[int] = set()
+    late: set[int] = set()
     while kills:
         folder = tmp_path / str(counts["runs"])
         left = len(kills)
-        counts["deaths"] += until_done(runtime, folder, draw, kills)
+        counts["deaths"] += until_done(runtime, folder, draw, kills, late)
         counts["kills"] += left - len(kills)
         counts["runs"] += 1
         seen |= set(runtime.pids)
