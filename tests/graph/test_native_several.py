@@ -316,7 +316,7 @@ def gradients(name: str, order: Order) -> Any:
 def by_autograd(name: str) -> Any:
     """Call by call. Gradients do not depend on the order; nobody changes them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choice, "WORTH", 0.0)
+        patch.setattr(choice, "worth", lambda experience: 0.0)
         return gradients(name, FEW)
 
 

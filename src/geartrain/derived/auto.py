@@ -211,7 +211,7 @@ class MeasuredChoice(AbstractChoice):
         experience = self._experience
         if experience.chosen is None:
             ratio = self._ratio(known, program, operands, inputs)
-            again = ratio > WORTH * (WHOLE if experience.whole and program.in_c else 1.0)
+            again = ratio > worth(experience, in_c=program.in_c)
             experience.chosen = "again" if again else "derived"
             self._tell(
                 f"runs again (derived would take {ratio:.2f} of it)"
@@ -292,8 +292,7 @@ class MeasuredChoice(AbstractChoice):
                 return max(near)
             ratio = compare(program, self._first, inputs, _parameters(operands))
             if ratio > CLEAR and inputs[0].shape[0] >= _MANY_ROWS:
-                rest = inputs, _parameters(operands), _MANY_ROWS
-                ratio = compare(program, self._first, *rest)
+                ratio = compare(program, self._first, inputs, _parameters(operands), _MANY_ROWS)
             known.ratios[size] = others[alike, size] = ratio
         return known.ratios[size]
 
@@ -333,6 +332,16 @@ def _parameters(operands: Operands) -> list[torch.nn.Parameter]:
 def _size(n: int) -> int:
     """Firings of about as many rows have one."""
     return min(n, _MOST_ROWS).bit_length() // 2
+
+
+def worth(experience: Experience, *, in_c: bool = True) -> float:
+    """The most of the time alone for which a derived kernel is taken, where its nodes run.
+
+    Args:
+        experience: Of the operator.
+        in_c: Whether all of the kernel is.
+    """
+    return WORTH * (WHOLE if experience.whole and in_c else 1.0)
 
 
 def compare(

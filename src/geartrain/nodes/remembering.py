@@ -60,6 +60,10 @@ class RecordedGraph:
     seen: tuple[tuple[int, int], ...]
 
 
+def _is_light(choice: AbstractRaggedChoice | None) -> bool:
+    return choice is not None and choice.light
+
+
 def versions_of(parameters: Sequence[nn.Parameter]) -> tuple[tuple[int, int], ...]:
     """Tells weights of now from those of another moment."""
     return tuple([(p._version, p.data_ptr()) for p in parameters])
@@ -146,9 +150,7 @@ class Remembering(AbstractKernel):
 
     @property
     def apart(self) -> bool:  # type: ignore[override]
-        choice = self._choice
-        light = choice is not None and self.replaced and choice.light
-        return light or not self._parameters
+        return not self._parameters or (self.replaced and _is_light(self._choice))
 
     @property
     def remembers(self) -> bool:  # type: ignore[override]
@@ -404,9 +406,7 @@ class RememberingRead(ReadAgain):
     @property
     def apart(self) -> bool:
         """Whether gradients of several updates may come in one call."""
-        choice = self._choice
-        light = choice is not None and self.replaced and choice.light
-        return light or not self._parameters
+        return not self._parameters or (self.replaced and _is_light(self._choice))
 
     def forward(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Payload]:
         found = self._computed(inputs, memory)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from geartrain.derived.auto import FIRINGS, LARGE_FIRINGS, LARGE_ROWS, ROWS, UNCLEAR, WHOLE, WORTH
+from geartrain.derived.auto import FIRINGS, LARGE_FIRINGS, LARGE_ROWS, ROWS, UNCLEAR, worth
 from geartrain.derived.operands import Operands
 from geartrain.derived.ragged.calls import RaggedCall, RaggedKept, call_of_inside, call_of_memory
 from geartrain.derived.ragged.cut import RaggedCut
@@ -380,7 +380,7 @@ class RaggedChoice(AbstractRaggedChoice):
                 )
                 parameters = [x for x in operands.tensors() if isinstance(x, nn.Parameter)]
                 known.ratio = _ratio(tried, self._module, parameters, inputs, inside, memory)
-            if known.ratio > WORTH * (WHOLE if experience.whole else 1.0):
+            if known.ratio > worth(experience):
                 self._settled = True
                 experience.chosen = "again"
                 self._tell(f"autograd (derived would take {known.ratio:.2f} of it)")

@@ -105,11 +105,12 @@ class PassingMemory:
 
 def nbytes_of(blocks: Sequence[Block], rows: int) -> int:
     """Bytes that memory for so many rows takes."""
-    total = 0
-    for block in blocks:
-        nbytes = rows * block.row
-        total += nbytes + -nbytes % _LINE
-    return total
+    return sum(_each_nbytes(blocks, rows))
+
+
+def _each_nbytes(blocks: Sequence[Block], rows: int) -> list[int]:
+    sizes = [rows * block.row for block in blocks]
+    return [n + -n % _LINE for n in sizes]
 
 
 @final
@@ -137,8 +138,7 @@ class RowMemory:
         self, blocks: Sequence[Block], rows: int, within: PassingMemory | None = None
     ) -> None:
         self._blocks, self.rows, self._first = blocks, rows, 0
-        sizes = [rows * block.row for block in blocks]
-        *self.begins, total = accumulate([n + -n % _LINE for n in sizes], initial=0)
+        *self.begins, total = accumulate(_each_nbytes(blocks, rows), initial=0)
         if within is None:
             self._memory = pool.shared.empty((total,), torch.uint8)
         else:
