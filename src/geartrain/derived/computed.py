@@ -12,11 +12,13 @@ from typing import Any, Final, TypeAlias, final
 import torch
 from torch import Tensor, fx, nn
 
+from geartrain.derived.operands import Operands
 from geartrain.derived.traces.counted import PRODUCTS, CountedGraph, Function
 from geartrain.derived.traces.indexed import RowsOfTables
 from geartrain.derived.traces.record import draws, record
 from geartrain.native.steady import firing
 from geartrain.nodes.call import differentiate
+from geartrain.nodes.gradient import GradientSum
 
 aten = torch.ops.aten
 
@@ -139,7 +141,7 @@ class ComputedOperands:
         stand_ins: Parameters that sums of gradients know what is computed by.
     """
 
-    def __init__(self, own: Any, computed: ComputedWeights) -> None:
+    def __init__(self, own: Operands, computed: ComputedWeights) -> None:
         self.own, self._computed = own, computed
         likes = computed.likes
         self.names = [*own.names, *[f"computed {k}" for k in range(len(likes))]]
@@ -158,7 +160,7 @@ class ComputedOperands:
         number, known = firing.number, self._known
         if number and number == known[0]:
             return known[1]
-        own: list[Tensor] = self.own.tensors()
+        own = self.own.tensors()
         learn = any(_learns(x) for x in own)
         with torch.no_grad():
             found = self._computed.code(own)
@@ -174,9 +176,16 @@ class ComputedOperands:
         self._known = number, [*own, *computed]
         return self._known[1]
 
+    def learner(self, k: int, into: GradientSum) -> tuple[nn.Parameter, GradientSum]:
+        """As of ``Operands``; what is computed has a sum of its own."""
+        behind = k - len(self.own.names)
+        if behind < 0:
+            return self.own.learner(k, into)
+        return self.stand_ins[behind], into.of_computed(self)
+
     def back(self, gradients: Sequence[Tensor | None]) -> list[tuple[nn.Parameter, Tensor]]:
         """What weights get, of the gradients of what is computed of them."""
-        own: list[Tensor] = self.own.tensors()
+        own = self.own.tensors()
         found, rest = [], list(gradients)
         for k, (d, view) in enumerate(zip(gradients, self._views, strict=True)):
             x = None if view is None or d is None else own[view[0]]
@@ -191,7 +200,7 @@ class ComputedOperands:
         self, gradients: Sequence[Tensor | None]
     ) -> list[tuple[nn.Parameter, Tensor]]:
         """What weights get of what is more than a view of one."""
-        own: list[Tensor] = self.own.tensors()
+        own = self.own.tensors()
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_(_learns(x)) for x in own]
             outputs = self._computed.code(leaves)

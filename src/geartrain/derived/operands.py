@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from geartrain.frames.tables import sparse_tables
 from geartrain.native.steady import firing
+from geartrain.nodes.gradient import GradientSum
 
 
 @final
@@ -60,3 +61,7 @@ class Operands:
         found = [owner[name] for owner, name in self._owners]
         self._known = number, found
         return found
+
+    def learner(self, k: int, into: GradientSum) -> tuple[nn.Parameter, GradientSum]:
+        """The parameter that operand k is, which learns, and the sum that has it."""
+        return cast(nn.Parameter, self.tensors()[k]), into

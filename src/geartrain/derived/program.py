@@ -6,18 +6,18 @@ import math
 from collections.abc import Collection, Sequence
 from functools import partial
 from operator import attrgetter, is_
-from typing import Any, Final, cast, final
+from typing import Any, final
 from weakref import WeakValueDictionary
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from geartrain.derived.computed import ComputedOperands
 from geartrain.derived.cut import Cut
 from geartrain.derived.draws import seeded_by
 from geartrain.derived.fused import PackedWeights, Pair, Routine, run_together
 from geartrain.derived.operands import Operands
-from geartrain.derived.terms import Term
+from geartrain.derived.terms import Term, Terms
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload, join_arrays
 from geartrain.native import library
@@ -33,40 +33,6 @@ from geartrain.nodes.looked_up import Lookup
 
 
 @final
-class _Terms:
-    """What operands get of a backward.
-
-    Attributes:
-        all: Of them.
-        later: Those that may wait for those of other calls.
-        at_once: The others.
-        lying: Products and sums of rows, and what has been added up, which may be made, or
-            added, from where it lies.
-        rest: The others.
-        resting: Which results of the backward these are made of.
-        learning: Operands that get what lies, or may wait.
-        by_update: Whether it is to be done update by update: what the backward adds up itself, and
-            rows of which some are left out.
-    """
-
-    def __init__(self, terms: Sequence[Term]) -> None:
-        self.all = terms
-        self.later = [t for t in terms if t.how in _LATER]
-        self.at_once = [t for t in terms if t.how not in _LATER]
-        self.lying = [t for t in terms if t.how in _LYING]
-        self.rest = [t for t in terms if t.how not in _LYING]
-        self.learning = sorted({t.operand for t in (*self.lying, *self.later)})
-        self.resting = frozenset([t.first + k for t in self.rest for k in range(_TENSORS[t.how])])
-        self.by_update = any(t.how == "value" or t.padding >= 0 for t in self.at_once)
-
-
-_TENSORS: Final = {"value": 1, "product": 2, "sum": 1, "rows": 2, "looked up": 2}
-"""Results that a term is made of."""
-_LYING: Final = ("product", "sum", "value")
-_LATER: Final = ("product", "sum", "looked up")
-
-
-@final
 class Program(AbstractKernel):
     """A cut and the operands it is called with.
 
@@ -78,17 +44,16 @@ class Program(AbstractKernel):
 
     def __init__(self, cut: Cut, operands: Operands, *, fused: bool = True) -> None:
         self.cut, self._parts, self.own = cut, cut.parts, operands
-        self._computed: ComputedOperands | None = None
         self.operands: Operands | ComputedOperands = operands
         if cut.computed is not None:
-            self.operands = self._computed = ComputedOperands(operands, cut.computed)
+            self.operands = ComputedOperands(operands, cut.computed)
         self._inputs, self._empty = cut.inputs, cut.outputs
         self._pair = cut.parts.fused if fused else None
         self._packed = PackedWeights()
         self._learning = 0, False  # for the length of a firing
         self._side = 0
-        self._by_torch = _Terms(cut.parts.terms)
-        self._in_c = None if self._pair is None else _Terms(self._pair.terms)
+        self._by_torch = Terms(cut.parts.terms)
+        self._in_c = None if self._pair is None else Terms(self._pair.terms)
         self._lookups: dict[Term, Lookup] = {}
         self._learnt: dict[int, tuple[GradientSum, list[Tensor], list[RowsLearnt]]] = {}
         self.apart = not self.terms.by_update or (
@@ -101,7 +66,7 @@ class Program(AbstractKernel):
         self._forms: WeakValueDictionary[Routine, CallForm] = WeakValueDictionary()
 
     def begin_anew(self) -> bool:
-        if self._computed is not None or self._library is not library.current():
+        if self.operands is not self.own or self._library is not library.current():
             return False
         if not self.own.are_those_of_then():
             return False
@@ -123,7 +88,7 @@ class Program(AbstractKernel):
         return self._pair is not None and available(self._pair.dtype)
 
     @property
-    def terms(self) -> _Terms:
+    def terms(self) -> Terms:
         """Those of who computes."""
         pair = self._pair
         if pair is None or self._in_c is None or not available(pair.dtype):
@@ -233,11 +198,11 @@ class Program(AbstractKernel):
         came, found = self._came(outputs), []
         for term in own.lying:
             if term.tangents & came:
-                parameter, its = self._learner(term, operands, into)
+                parameter, its = self.operands.learner(term.operand, into)
                 right = term.first + 1 if term.how == "product" else None
                 rest = term.first, right, term.how == "value"
                 found.append(RowsLearnt(its, its.slot(parameter), term.columns, *rest))
-        if self._computed is None:  # else another sum may have them in the next firing
+        if self.operands is self.own:  # else another sum may have them in the next firing
             self._learnt[outputs] = into, mine, found
         return found, own.resting
 
@@ -352,7 +317,7 @@ class Program(AbstractKernel):
         """Add the products and sums of several calls."""
         operands, whole = self.operands.tensors(), into
         for term in self.terms.later:
-            parameter, into = self._learner(term, operands, whole)
+            parameter, into = self.operands.learner(term.operand, whole)
             k = term.first
             if term.how == "sum":
                 into.add_sums(parameter, [_rows(each[k]) for each in found])
@@ -363,15 +328,6 @@ class Program(AbstractKernel):
                 into.add_products(parameter, pairs, columns=term.columns)
             else:
                 into.add_looked_up(self._lookup(term, operands), pairs)
-
-    def _learner(
-        self, term: Term, operands: Sequence[Tensor], into: GradientSum
-    ) -> tuple[nn.Parameter, GradientSum]:
-        """The parameter that a term is for, and the sum that has it."""
-        computed, behind = self._computed, term.operand - len(self.own.names)
-        if computed is None or behind < 0:
-            return cast(nn.Parameter, operands[term.operand]), into
-        return computed.stand_ins[behind], into.of_computed(computed)
 
     def _lookup(self, term: Term, operands: Sequence[Tensor]) -> Lookup:
         """What is looked up, of the tensors of now."""
@@ -399,7 +355,7 @@ class Program(AbstractKernel):
             return
         if not operands[term.operand].requires_grad:
             return
-        parameter, into = self._learner(term, operands, into)
+        parameter, into = self.operands.learner(term.operand, into)
         if term.how == "value":
             into.add(parameter, found[0])
         elif term.how == "product":

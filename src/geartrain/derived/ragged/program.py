@@ -30,7 +30,7 @@ from geartrain.nodes.products import matrix
 MOST_LATER: Final = 128
 """Of so many rows products are made at once, and not with those of other calls."""
 _OF_ROWS: Final = ("product", "sum", "sum of axes")
-"""Terms that C adds up while rows are there."""
+"""Terms that C adds up while rows are there, or that wait for those of other calls."""
 
 
 @final
@@ -89,22 +89,19 @@ class RaggedProgram:
     """
 
     def __init__(self, cut: RaggedCut, operands: Operands) -> None:
-        self._cut, self._behind = cut, len(operands.names)
+        self._cut = cut
         self._operands: Operands | ComputedOperands = operands
-        self._computed: ComputedOperands | None = None
         if cut.computed is not None:
-            self._operands = self._computed = ComputedOperands(operands, cut.computed)
+            self._operands = ComputedOperands(operands, cut.computed)
         self._like = torch.empty(0, dtype=cut.dtype)
         self._size = self._like.itemsize
         self._firing = 0
         self._always: dict[RaggedPlan, tuple[list[int], list[Tensor]]] = {}
         self._places = ints = {each.node: k for k, each in enumerate(cut.ints)}
         self._residuals = residuals = {b: k for k, b in enumerate(cut.residuals)}
-        self._later = [t for t in cut.terms if t.how in ("product", "sum")]
-        self._at_once = [t for t in cut.terms if t.how not in ("product", "sum")]
-        self._lying = [t for t in cut.terms if t.how in _OF_ROWS]
+        self._of_rows = [t for t in cut.terms if t.how in _OF_ROWS]
         self._others = [t for t in cut.terms if t.how not in _OF_ROWS]
-        of_rows = [x for t in self._lying for x in t.tensors]
+        of_rows = [x for t in self._of_rows for x in t.tensors]
         self._in_c = all(len(x.tail) == 1 and x.buffer.kind != HELD for x in of_rows)
         of_terms = [t.buffer for term in cut.terms for t in term.tensors]
         self._multiplied = {b.number for b in of_terms if b.role == "given"}
@@ -321,7 +318,7 @@ class RaggedProgram:
     ) -> RowsToLearn | None:
         """Products and sums that are added while rows are in a cache; None: later."""
         sizes = kept.call.sizes
-        terms = [t for t in self._lying if t.tangents & came]
+        terms = [t for t in self._of_rows if t.tangents & came]
         if into.of_several or not terms or not self._in_c:
             return None
         rows = max([sizes[t.tensors[0].buffer.kind] for t in terms])
@@ -331,7 +328,7 @@ class RaggedProgram:
         learnt, some = RowsToLearn(self._cut.dtype), []
         for term in terms:
             lying = [self._lies(t.buffer, kept, made, dys) for t in term.tensors]
-            parameter, its = self._learner(term, operands, into)
+            parameter, its = self._operands.learner(term.operand, into)
             whole = its.whole
             if whole is None or not all(lying) or (len(lying) > 1 and parameter.ndim < 2):
                 return None
@@ -382,41 +379,35 @@ class RaggedProgram:
         if into.of_several:
             several = into.updates_of(found.sizes[found.counted])
         terms: Sequence[RaggedTerm] = self._others if less else self._cut.terms
-        if not less and several is None and len(came) == len(self._cut.tangents) and self._later:
-            rows = max([found.sizes[t.tensors[0].buffer.kind] for t in self._later])
-            learn = all(operands[t.operand].requires_grad for t in self._later)
+        if not less and several is None and len(came) == len(self._cut.tangents) and self._of_rows:
+            rows = max([found.sizes[t.tensors[0].buffer.kind] for t in self._of_rows])
+            learn = all(operands[t.operand].requires_grad for t in self._of_rows)
             if rows < MOST_LATER and learn:
-                some = [found.tensor(x) for t in self._later for x in t.tensors]
-                terms = self._at_once if into.add_later(self, tuple(some), rows) else terms
+                some = [found.tensor(x) for t in self._of_rows for x in t.tensors]
+                terms = self._others if into.add_later(self, tuple(some), rows) else terms
         for term in terms:
             if not term.tangents & came or not operands[term.operand].requires_grad:
                 continue
             tensors = [found.tensor(t) for t in term.tensors]
             kind = term.tensors[0].buffer.kind
             if several is None or kind == found.counted:
-                self._add(term, *self._learner(term, operands, into), tensors, found)
+                self._add(term, *self._operands.learner(term.operand, into), tensors, found)
                 continue
             with into.of_updates(several[found.owners(kind)]):
-                self._add(term, *self._learner(term, operands, into), tensors, found)
-
-    def _learner(
-        self, term: RaggedTerm, operands: Sequence[Tensor], into: GradientSum
-    ) -> tuple[nn.Parameter, GradientSum]:
-        """The parameter that a term is for, and the sum that has it."""
-        computed, behind = self._computed, term.operand - self._behind
-        if computed is None or behind < 0:
-            return cast(nn.Parameter, operands[term.operand]), into
-        return computed.stand_ins[behind], into.of_computed(computed)
+                self._add(term, *self._operands.learner(term.operand, into), tensors, found)
 
     def add_all(self, found: Sequence[Payload], into: GradientSum) -> None:
         """Add the products and sums of several calls."""
-        operands, whole, k = self._operands.tensors(), into, 0
-        for term in self._later:
-            parameter, into = self._learner(term, operands, whole)
+        whole, k = into, 0
+        for term in self._of_rows:
+            parameter, into = self._operands.learner(term.operand, whole)
             if term.how == "product":
                 into.add_products(parameter, [(each[k], each[k + 1]) for each in found])
-            else:
+            elif term.how == "sum":
                 into.add_sums(parameter, [each[k] for each in found])
+            else:
+                for each in found:
+                    into.add_sum_of_axes(parameter, each[k])
             k += len(term.tensors)
 
     def _add(
