@@ -146,8 +146,6 @@ def bf16() -> None:
             for name, module, inputs in (
                 ("GRU", nn.GRUCell(width, width), (x, x)),
                 ("LSTM", nn.LSTMCell(width, width), (x, x, x)),
-                ("Tree-LSTM, leaf", TreeLSTMLeaf(width, width), (x,)),
-                ("Tree-LSTM, branch", TreeLSTMBranch(width), (narrow(n, 2, width),) * 2),
             ):
                 found = kernel_of(module)
                 assert found is not None

@@ -168,15 +168,10 @@ def row_cells(draw: Draw) -> Callable[[], list[Tensor | None]]:
     """Kernels of rows, forward and back, out of a store."""
     n, width = draw.n(0, 9), draw.one_of(1, 3, 16)
     h, c = draw.floats(n, width), draw.floats(n, width)
-    pair = draw.floats(n, 2, width), draw.floats(n, 2, width)
     ids = torch.from_numpy(draw.spoilt(draw.ints(5, n)))
     cases: list[tuple[nn.Module, tuple[Tensor, ...]]] = [
         (nn.LSTMCell(2, width), (draw.floats(n, 2), h, c)),
         (nn.GRUCell(2, width), (draw.floats(n, 2), h)),
-        (TreeLSTMLeaf(4, width, vocabulary=5, sparse=draw.chance(0.5)), (ids,)),
-        (TreeLSTMLeaf(4, width), (draw.floats(n, 4),)),
-        (TreeLSTMBranch(width), pair),
-        (TokenRNN(5, width), (h, ids)),
         (nn.Embedding(5, width, sparse=draw.chance(0.5)), (ids,)),
         (nn.Linear(width, 3), (h,)),
         (nn.Tanh(), (h,)),

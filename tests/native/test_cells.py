@@ -15,7 +15,6 @@ from torch.testing import assert_close
 import geartrain.nn  # noqa: F401  (puts the kernels of torch's cells into the table)
 from geartrain.errors import ProtocolError
 from geartrain.native import cells, library
-from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractKernel, kernel_of
 
@@ -23,14 +22,6 @@ Use = Callable[[library.Library | None], None]
 both = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 WIDTHS = st.sampled_from([1, 2, 3, 8, 17, 32, 33])
 DTYPES = st.sampled_from([torch.float32, torch.float64])
-
-
-def leaf(width: int) -> tuple[nn.Module, list[tuple[int, ...]]]:
-    return TreeLSTMLeaf(3, width), [(3,)]
-
-
-def branch(width: int) -> tuple[nn.Module, list[tuple[int, ...]]]:
-    return TreeLSTMBranch(width), [(2, width), (2, width)]
 
 
 def lstm(width: int) -> tuple[nn.Module, list[tuple[int, ...]]]:
@@ -41,11 +32,7 @@ def gru(width: int) -> tuple[nn.Module, list[tuple[int, ...]]]:
     return nn.GRUCell(3, width), [(3,), (width,)]
 
 
-def rnn(width: int) -> tuple[nn.Module, list[tuple[int, ...]]]:
-    return nn.RNNCell(3, width), [(3,), (width,)]
-
-
-CELLS = st.sampled_from([leaf, branch, lstm, gru, rnn])
+CELLS = st.sampled_from([lstm, gru])
 
 
 def run(
@@ -106,7 +93,7 @@ def test_a_cell_is_the_same_with_and_without_kernels(
             assert_close(got, expected, **precise, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.parametrize("make", [leaf, branch, lstm, gru])
+@pytest.mark.parametrize("make", [lstm, gru])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30, -1e30])
 def test_what_is_not_finite_stays_in_its_row(
     native: library.Library,
@@ -147,9 +134,8 @@ def test_sigmoids_go_to_their_limits(native: library.Library, use: Use) -> None:
     use(native)
     far = torch.tensor([1e4, -1e4, 800.0, -800.0, 90.0, -90.0, 0.0])
     for dtype in (torch.float32, torch.float64):
-        kept = torch.zeros(7, 4, 1, dtype=dtype)
-        gates = far.to(dtype)[:, None].expand(7, 3).contiguous()
-        assert cells.tree_forward(gates, None, kept) is not None
+        kept = far.to(dtype)[:, None, None].expand(7, 5, 1).contiguous()
+        assert cells.lstm_forward(kept, torch.zeros(7, 1, dtype=dtype)) is not None
         assert_close(kept[:, 0, 0], far.to(dtype).sigmoid())
 
 
@@ -157,8 +143,6 @@ def test_a_row_out_of_range_is_named(native: library.Library, use: Use) -> None:
     use(native)
     d, rows = torch.ones(2, 3), np.array([0, 7])
     with pytest.raises(ProtocolError, match=r"rows \[7\] are to be read, .* rows 0\.\.4"):
-        cells.tree_backward(d, None, torch.ones(5, 6, 3), torch.ones(5, 2, 3), rows, 2)
-    with pytest.raises(ProtocolError, match=r"rows \[7\]"):
         cells.lstm_backward(d, None, torch.ones(5, 5, 3), torch.ones(5, 3), rows, 2)
     with pytest.raises(ProtocolError, match=r"rows \[7\]"):
         cells.gru_backward(d, d, torch.ones(5, 4, 3), rows, 2)
@@ -166,30 +150,30 @@ def test_a_row_out_of_range_is_named(native: library.Library, use: Use) -> None:
 
 def test_other_dtypes_and_strides_are_left_to_torch(native: library.Library, use: Use) -> None:
     use(native)
-    short = torch.zeros(2, 4, 3, dtype=torch.float16)
-    assert cells.tree_forward(short.new_zeros(2, 9), None, short) is None
-    apart = torch.zeros(2, 8, 3)[:, ::2]
-    assert cells.tree_forward(torch.zeros(2, 9), None, apart) is None
+    short = torch.zeros(2, 5, 3, dtype=torch.float16)
+    assert cells.lstm_forward(short, short.new_zeros(2, 3)) is None
+    apart = torch.zeros(2, 10, 3)[:, ::2]
+    assert cells.lstm_forward(apart, torch.zeros(2, 3)) is None
     assert not cells.tanh(torch.zeros(4, 4).t()[:2], torch.zeros(2, 4))
-    assert cells.gru_forward(torch.zeros(2, 9), torch.zeros(2, 9), torch.zeros(2, 4), short) is None
+    assert (
+        cells.gru_forward(torch.zeros(2, 9), torch.zeros(2, 9), torch.zeros(2, 4), short[:, :4])
+        is None
+    )
 
 
 def test_shapes_that_do_not_fit_are_left_to_torch_to_refuse(
     native: library.Library, use: Use
 ) -> None:
     use(native)
-    kept, c, d = torch.zeros(2, 6, 3), torch.zeros(2, 2, 3), torch.zeros(2, 3)
-    gates = torch.zeros(2, 15)
-    assert cells.tree_forward(gates, c, kept) is not None
-    assert cells.tree_forward(gates[:, 1:].contiguous(), c, kept) is None
-    assert cells.tree_forward(gates, c[:1], kept) is None
-    assert cells.tree_forward(gates, None, kept) is None
-    assert cells.tree_backward(d, d, kept, c, None, 2) is not None
-    assert cells.tree_backward(d, d[:1], kept, c, None, 2) is None
-    assert cells.tree_backward(None, None, kept, c, None, 2) is None
-    assert cells.tree_backward(d, None, kept, c[:1], None, 2) is None
-    of, four, five = torch.zeros(2, 9), torch.zeros(2, 4, 3), torch.zeros(2, 5, 3)
+    d, of, four = torch.zeros(2, 3), torch.zeros(2, 9), torch.zeros(2, 4, 3)
+    five = torch.zeros(2, 5, 3)
+    assert cells.lstm_forward(five, d) is not None
+    assert cells.lstm_forward(four, d) is None
     assert cells.lstm_forward(five, d[:1]) is None
+    assert cells.lstm_backward(d, d, five, d, None, 2) is not None
+    assert cells.lstm_backward(d, d[:1], five, d, None, 2) is None
+    assert cells.lstm_backward(None, None, five, d, None, 2) is None
+    assert cells.lstm_backward(d, None, four, d, None, 2) is None
     assert cells.lstm_backward(d, d[:, 1:].contiguous(), five, d, None, 2) is None
     assert cells.lstm_backward(d, None, five, d[:1], None, 2) is None
     assert cells.gru_forward(of, of[:1], d, four) is None
@@ -198,9 +182,9 @@ def test_shapes_that_do_not_fit_are_left_to_torch_to_refuse(
 
 def test_row_numbers_may_lie_apart(native: library.Library, use: Use) -> None:
     use(native)
-    kept, c, d = torch.rand(5, 6, 3), torch.rand(5, 2, 3), torch.rand(2, 3)
-    apart = cells.tree_backward(d, None, kept, c, np.array([4, 9, 1, 9])[::2], 2)
-    expected = cells.tree_backward(d, None, kept, c, np.array([4, 1]), 2)
+    kept, c, d = torch.rand(5, 5, 3), torch.rand(5, 3), torch.rand(2, 3)
+    apart = cells.lstm_backward(d, None, kept, c, np.array([4, 9, 1, 9])[::2], 2)
+    expected = cells.lstm_backward(d, None, kept, c, np.array([4, 1]), 2)
     assert apart is not None and expected is not None
     assert all(torch.equal(a, b) for a, b in zip(apart, expected, strict=True))
 
@@ -208,10 +192,10 @@ def test_row_numbers_may_lie_apart(native: library.Library, use: Use) -> None:
 def test_rows_of_zeros_follow_the_gradient_at_the_gates(native: library.Library, use: Use) -> None:
     use(native)
     dh = torch.randn(3, 2)
-    found = cells.tree_backward(dh, None, torch.rand(3, 6, 2), torch.rand(3, 2, 2), None, 8)
+    found = cells.lstm_backward(dh, None, torch.rand(3, 5, 2), torch.rand(3, 2), None, 8)
     assert found is not None
-    d_gates, d_children, total = found
-    assert d_gates.shape == (8, 10) and not d_gates[3:].any() and d_children.shape == (3, 2, 2)
+    d_gates, d_c, total = found
+    assert d_gates.shape == (8, 8) and not d_gates[3:].any() and d_c.shape == (3, 2)
     assert_close(total, d_gates.sum(0))
 
 
@@ -220,20 +204,19 @@ def test_rows_in_bfloat16_are_computed_in_float32_and_rounded_once(
 ) -> None:
     use(native)
     torch.manual_seed(0)
-    gates = torch.randn(40, 5 * 9, dtype=torch.bfloat16)
-    below = torch.randn(40, 2, 9, dtype=torch.bfloat16)
-    kept, wide = torch.empty(40, 6, 9, dtype=torch.bfloat16), torch.empty(40, 6, 9)
-    short = cells.tree_forward(gates, below, kept)
-    long = cells.tree_forward(gates.float(), below.float(), wide)
+    kept = torch.randn(40, 5, 9, dtype=torch.bfloat16)
+    below, wide = torch.randn(40, 9, dtype=torch.bfloat16), kept.float()
+    short = cells.lstm_forward(kept, below)
+    long = cells.lstm_forward(wide, below.float())
     assert short is not None and long is not None
     for x, y in zip((*short, kept), (*long, wide), strict=True):
         assert torch.equal(x, y.bfloat16())
     rows, dh = np.array([3, 39, 0]), torch.randn(3, 9, dtype=torch.bfloat16)
-    found = cells.tree_backward(dh, None, kept, below, rows, 4)
-    want = cells.tree_backward(dh.float(), None, kept.float(), below.float(), rows, 4)
+    found = cells.lstm_backward(dh, None, kept, below, rows, 4)
+    want = cells.lstm_backward(dh.float(), None, kept.float(), below.float(), rows, 4)
     assert found is not None and want is not None
     assert torch.equal(found[2], want[2]), "the sum of rows is float32"
     for x, y in zip(found[:2], want[:2], strict=True):
         assert torch.equal(x, y.bfloat16())
     with pytest.raises(ProtocolError, match="40"):
-        cells.tree_backward(dh, None, kept, below, np.array([0, 40, 1]), 3)
+        cells.lstm_backward(dh, None, kept, below, np.array([0, 40, 1]), 3)

@@ -88,10 +88,6 @@ def test_a_nonlinearity_that_is_not_offered_is_refused() -> None:
 
 
 CELLS = {
-    "leaf": (lambda: TreeLSTMLeaf(2, H), (torch.randn(6, 2),)),
-    "leaf with words": (lambda: TreeLSTMLeaf(2, H, vocabulary=4), (torch.arange(6) % 4,)),
-    "branch": (lambda: TreeLSTMBranch(H), (torch.randn(6, 2, H), torch.randn(6, 2, H))),
-    "token rnn": (lambda: TokenRNN(4, H, "tanh"), (torch.randn(6, H), torch.arange(6) % 4)),
     "lstm": (lambda: nn.LSTMCell(2, H), (torch.randn(6, 2), torch.randn(6, H), torch.randn(6, H))),
     "gru": (lambda: nn.GRUCell(2, H), (torch.randn(6, 2), torch.randn(6, H))),
 }

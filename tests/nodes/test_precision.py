@@ -108,15 +108,6 @@ def modules() -> dict[str, tuple[nn.Module, list[Tensor]]]:
         "dropout in it": (nn.Sequential(nn.Linear(width, 4), gtn.RowDropout(0.0)), [x]),
         "lstm": (nn.LSTMCell(width, width), [x, h, c]),
         "gru": (nn.GRUCell(width, width), [x, h]),
-        "rnn": (nn.RNNCell(width, width), [x, h]),
-        "leaf": (gtn.TreeLSTMLeaf(width, width), [x]),
-        "leaf of words": (gtn.TreeLSTMLeaf(width, width, vocabulary=9), [ids]),
-        "branch": (
-            gtn.TreeLSTMBranch(width),
-            [torch.randn(n, 2, width), torch.randn(n, 2, width)],
-        ),
-        "token": (gtn.TokenRNN(9, width, "tanh"), [h, ids]),
-        "token with a matrix": (gtn.TokenRNN(9, width, "tanh", embedding_dim=7), [h, ids]),
     }
 
 

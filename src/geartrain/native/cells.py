@@ -1,4 +1,4 @@
-"""Gates of tree and recurrent cells, from what a matrix product gave to h and c, and back.
+"""Gates of recurrent cells, from what a matrix product gave to h and c, and back.
 
     forward    gates before squashing ─► kept (squashed, tanh(c')), h, c        one pass
     backward   dh, dc, rows of what is kept ─► gradients before squashing, their sum
@@ -16,98 +16,6 @@ from torch import Tensor
 from geartrain.native import library
 from geartrain.native.library import SMALL, Function
 from geartrain.native.rows import Rows, address, contiguous, out_of_range, pointer
-
-
-def tree_forward(
-    gates: Tensor, children: Tensor | None, kept: Tensor
-) -> tuple[Tensor, Tensor] | None:
-    """A Tree-LSTM of k children: h and c, ``(n, H)``.
-
-    Args:
-        gates: ``(n, (3 + k) H)``: i, f of each child, o, u.
-        children: c of the children, ``(n, k, H)``; None for k = 0.
-        kept: ``(n, 4 + k, H)``, gets the squashed gates and tanh(c).
-    """
-    n, parts, width = kept.shape
-    k = parts - 4
-    run = _function("tree_forward", kept, gates, children)
-    if (
-        run is None
-        or gates.shape != (n, (3 + k) * width)
-        or (k if children is None else children.shape != (n, k, width))
-    ):
-        return None
-    h, c = kept.new_empty((n, width)), kept.new_empty((n, width))
-    bad = run(
-        n,
-        width,
-        k,
-        gates.data_ptr(),
-        gates.shape[1],
-        None if children is None else children.data_ptr(),
-        kept.data_ptr(),
-        h.data_ptr(),
-        c.data_ptr(),
-    )
-    _refuse(bad)
-    return h, c
-
-
-def tree_backward(
-    dh: Tensor | None,
-    dc: Tensor | None,
-    kept: Tensor,
-    children: Tensor | None,
-    rows: Rows | None,
-    whole: int,
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The gradients at the gates, at the children's c, and the sum of the former over the rows.
-
-    Args:
-        dh, dc: ``(n, H)``; one of them may be None, which is zero.
-        kept: ``(m, 4 + k, H)``, what ``tree_forward`` wrote.
-        children: ``(m, k, H)``; None for k = 0.
-        rows: int64 ``(n,)``, the rows of ``kept`` and ``children``; None: all.
-        whole: Rows of the first result, n or more; those after n are zero.
-
-    Returns:
-        ``(whole, (3 + k) H)``, ``(n, k, H)``, ``((3 + k) H,)``.
-
-    Raises:
-        ProtocolError: A row is out of range.
-    """
-    limit, parts, width = kept.shape
-    k, n = parts - 4, limit if rows is None else rows.size
-    rows = contiguous(rows)
-    run = _function("tree_backward", kept, children, dh, dc, entries=n * parts * width)
-    if (
-        run is None
-        or not _one_is_of((n, width), dh, dc)
-        or (k if children is None else children.shape != (limit, k, width))
-    ):
-        return None
-    d_gates = kept.new_empty((whole, (3 + k) * width))
-    d_children = kept.new_empty((n, k, width))
-    ends = kept.new_empty((4 + k) * width, dtype=_summed(kept))  # the sum, and scratch
-    at = ends.data_ptr()
-    bad = run(
-        n,
-        whole,
-        width,
-        k,
-        address(dh),
-        address(dc),
-        kept.data_ptr(),
-        address(children),
-        pointer(rows),
-        limit,
-        d_gates.data_ptr(),
-        d_children.data_ptr(),
-        at,
-        at + (3 + k) * width * ends.element_size(),
-    )
-    _refuse(bad, rows, limit)
-    return d_gates, d_children, ends[: (3 + k) * width]
 
 
 def lstm_forward(kept: Tensor, c: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -131,7 +39,12 @@ def lstm_backward(
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """The gradients at the gates, at c, and the sum of the former over the rows.
 
-    Arguments as for ``tree_backward``; kept ``(m, 5, H)``, c ``(m, H)``.
+    Args:
+        dh, dc: ``(n, H)``; one of them may be None, which is zero.
+        kept: ``(m, 5, H)``, what ``lstm_forward`` wrote.
+        c: ``(m, H)``.
+        rows: int64 ``(n,)``, the rows of ``kept`` and ``c``; None: all.
+        whole: Rows of the first result, n or more; those after n are zero.
 
     Returns:
         ``(whole, 4 H)``, ``(n, H)``, ``(4 H,)``.

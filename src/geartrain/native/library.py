@@ -67,8 +67,6 @@ _RINGS: Final[Mapping[str, Arguments]] = {
 _TYPED: Final[Mapping[str, Arguments]] = {
     "add_rows": (_P, _P, _N, _P, _P, _N, _N, _N),
     "sum_rows": (_P, _P, _P, _N, _P, _P, _N, _N, _N),
-    "tree_forward": (_N, _N, _N, _P, _N, _P, _P, _P, _P),
-    "tree_backward": (*[_N] * 4, *[_P] * 5, _N, *[_P] * 4),
     "lstm_forward": (_N, _N, *[_P] * 4),
     "lstm_backward": (_N, _N, _N, *[_P] * 5, _N, *[_P] * 4),
     "gru_forward": (_N, _N, *[_P] * 5),

@@ -1,11 +1,11 @@
-"""Cells for trees and sequences: ordinary modules that also have a row kernel.
+"""Cells for trees and sequences: ordinary modules, whose row kernels are derived.
 
     TreeLSTMLeaf     x, or a word id              ─► h, c
     TreeLSTMBranch   h (n, 2, H), c (n, 2, H)     ─► h, c      two children, left before right
     TokenRNN         h, token id                  ─► h'
 
 Gates lie side by side in one weight, the sigmoid ones first and the tanh one last, so that one
-matrix product makes them all and two calls squash them.
+matrix product makes them all.
 """
 
 from __future__ import annotations
@@ -17,17 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.graph.admission import Brought, require_range
-from geartrain.native.cells import tree_backward, tree_forward
-from geartrain.native.rows import take_whole
-from geartrain.nn.elementwise import sigmoid_backward_, squash_into, tanh_backward_, tanh_into
-from geartrain.nn.recurrent import cell_gradient, hidden_gradient, squash_hidden_
-from geartrain.nodes.casts import in_bf16
-from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.inside import Inside
-from geartrain.nodes.kernel import AbstractKernel, gathered, kernel_of
-from geartrain.nodes.products import affine, matching, times, whole_rows
 
 
 @final
@@ -90,13 +80,6 @@ class TreeLSTMLeaf(nn.Module):
         if self.embedding is not None and brought.payload is not None:
             require_range("word", brought.payload[0], self.embedding.num_embeddings)
 
-    def row_kernel(self) -> AbstractKernel | None:
-        """Keeps x (and the ids) and ``(n, 4, H)``: i, o, u, tanh(c)."""
-        if self.embedding is None:
-            return _LeafKernel(self, None)
-        table = kernel_of(self.embedding)
-        return None if table is None else _LeafKernel(self, table)
-
 
 @final
 class TreeLSTMBranch(nn.Module):
@@ -139,10 +122,6 @@ class TreeLSTMBranch(nn.Module):
         u = gates[:, 4 * self.hidden :].tanh()
         c_new = i * u + left * c[:, 0] + right * c[:, 1]
         return o * c_new.tanh(), c_new
-
-    def row_kernel(self) -> AbstractKernel:
-        """Keeps h, c and ``(n, 6, H)``: i, f_l, f_r, o, u, tanh(c)."""
-        return _BranchKernel(self)
 
 
 @final
@@ -214,257 +193,6 @@ class TokenRNN(nn.Module):
         read: list[Any] = [*(brought.payload or ())[1:], *brought.columns.values()]
         if read:
             require_range("token", read[0], self.embedding.num_embeddings)
-
-    def row_kernel(self) -> AbstractKernel | None:
-        """Keeps h, token and h'; with an input matrix also E[token]."""
-        table = kernel_of(self.embedding)
-        return None if table is None else _TokenKernel(self, table)
-
-
-@final
-class _LeafKernel(AbstractKernel):
-    looks_up = True
-    room_for = 1
-
-    def __init__(
-        self,
-        module: TreeLSTMLeaf,
-        table: AbstractKernel | None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self._module, self._table, self._dtype = module, table, dtype
-        self.residuals = 2 if table is None else 3
-
-    def for_bf16(self) -> AbstractKernel:
-        table = None if self._table is None else in_bf16(self._table)
-        return _LeafKernel(self._module, table, torch.bfloat16)
-
-    def forward(
-        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
-    ) -> tuple[Payload, Payload]:
-        module, width = self._module, self._module.hidden
-        kept = room
-        if kept is None:
-            kept = module.weight.new_empty((inputs[0].shape[0], 4, width), dtype=self._dtype)
-        ids: Payload = ()
-        if self._table is not None:
-            inputs, ids = self._table.forward(inputs)
-        (x,) = inputs
-        made = affine(x, module.weight, module.bias)
-        if (outputs := tree_forward(made, None, kept)) is not None:
-            return outputs, (x, kept, *ids)
-        squash_into(made, 2 * width, kept.view(-1, 4 * width)[:, : 3 * width])
-        i, o, u, t = kept.unbind(1)
-        c = i * u
-        tanh_into(c, t)
-        return (o * t, c), (x, kept, *ids)
-
-    def backward(
-        self,
-        gradients: Gradient,
-        kept: Payload,
-        rows: IntArray | None,
-        into: GradientSum,
-        inside: Inside | None = None,
-        *,
-        wanted: bool = True,
-    ) -> Gradient:
-        (dh, dc), (x, gates, *ids) = gradients, kept
-        if dh is None and dc is None:
-            return (None,)
-        if rows is not None:
-            found = tree_backward(dh, dc, gates, None, rows, whole_rows(rows.size))
-            if found is not None:
-                d_gates, _, total = found
-                module = self._module
-                _add_whole(module.weight, module.bias, d_gates, total, x, rows, into)
-                return self._below(d_gates, gathered(tuple(ids), rows), into, rows.size)
-        return self._backward(dh, dc, gathered(kept, rows), into)
-
-    def _backward(
-        self, dh: Tensor | None, dc: Tensor | None, residuals: Payload, into: GradientSum
-    ) -> Gradient:
-        """In torch."""
-        x, kept, *ids = residuals
-        module, width = self._module, self._module.hidden
-        i, o, u, t = kept.unbind(1)
-        d = kept.new_empty((kept.shape[0], 3, width))
-        d_i, d_o, d_u = d.unbind(1)
-        dc = cell_gradient(dh, dc, o, t, d_o)
-        torch.mul(dc, u, out=d_i)
-        torch.mul(dc, i, out=d_u)
-        sigmoid_backward_(d[:, :2], kept[:, :2])
-        tanh_backward_(d_u, u)
-        d_gates = d.view(-1, 3 * width)
-        _add_affine(module.weight, module.bias, d_gates, x, into)
-        return self._below(d_gates, tuple(ids), into)
-
-    def _below(
-        self, d_gates: Tensor, ids: Payload, into: GradientSum, n: int | None = None
-    ) -> Gradient:
-        """What the first n rows of the gradient at the gates mean for x, or for its table."""
-        module = self._module
-        if self._table is None:
-            return (times(d_gates, module.weight)[:n],)
-        if _table_learns(module.embedding):
-            self._table.backward((times(d_gates, module.weight)[:n],), ids, None, into)
-        return (None,)
-
-
-@final
-class _BranchKernel(AbstractKernel):
-    residuals = 3
-    looks_up = True
-    room_for = 2
-
-    def __init__(self, module: TreeLSTMBranch) -> None:
-        self._module = module
-
-    def for_bf16(self) -> AbstractKernel:
-        return self
-
-    def forward(
-        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
-    ) -> tuple[Payload, Payload]:
-        module, width = self._module, self._module.hidden
-        h, c = inputs
-        kept = h.new_empty((h.shape[0], 6, width)) if room is None else room
-        made = affine(h.flatten(1), module.weight, module.bias)
-        if (outputs := tree_forward(made, c, kept)) is not None:
-            return outputs, (h, c, kept)
-        squash_into(made, 4 * width, kept.view(-1, 6 * width)[:, : 5 * width])
-        i, left, right, o, u, t = kept.unbind(1)
-        c_left, c_right = c.unbind(1)
-        c_new = (i * u).addcmul_(left, c_left).addcmul_(right, c_right)
-        tanh_into(c_new, t)
-        return (o * t, c_new), (h, c, kept)
-
-    def backward(
-        self,
-        gradients: Gradient,
-        kept: Payload,
-        rows: IntArray | None,
-        into: GradientSum,
-        inside: Inside | None = None,
-        *,
-        wanted: bool = True,
-    ) -> Gradient:
-        (dh, dc), (h, c, gates) = gradients, kept
-        if dh is None and dc is None:
-            return None, None
-        if rows is not None:
-            found = tree_backward(dh, dc, gates, c, rows, whole_rows(rows.size))
-            if found is not None:
-                d_gates, d_c, total = found
-                module = self._module
-                _add_whole(module.weight, module.bias, d_gates, total, h.flatten(1), rows, into)
-                d_h = times(d_gates, module.weight)[: rows.size]
-                return d_h.view(-1, 2, module.hidden), d_c
-        return self._backward(dh, dc, gathered(kept, rows), into)
-
-    def _backward(
-        self, dh: Tensor | None, dc: Tensor | None, residuals: Payload, into: GradientSum
-    ) -> Gradient:
-        """In torch."""
-        h, c, kept = residuals
-        module, width = self._module, self._module.hidden
-        i, _, _, o, u, t = kept.unbind(1)
-        d = kept.new_empty((kept.shape[0], 5, width))
-        d_i, _, _, d_o, d_u = d.unbind(1)
-        dc = cell_gradient(dh, dc, o, t, d_o)
-        dc_twice = dc.unsqueeze(1)
-        torch.mul(dc, u, out=d_i)
-        torch.mul(dc_twice, c, out=d[:, 1:3])
-        torch.mul(dc, i, out=d_u)
-        sigmoid_backward_(d[:, :4], kept[:, :4])
-        tanh_backward_(d_u, u)
-        d_gates = d.view(-1, 5 * width)
-        _add_affine(module.weight, module.bias, d_gates, h.flatten(1), into)
-        d_h = times(d_gates, module.weight).view(-1, 2, width)
-        return d_h, dc_twice * kept[:, 1:3]
-
-
-@final
-class _TokenKernel(AbstractKernel):
-    looks_up = True
-
-    def __init__(self, module: TokenRNN, table: AbstractKernel) -> None:
-        self._module, self._table = module, table
-        self.residuals = 3 if module.input_weight is None else 4
-
-    def for_bf16(self) -> AbstractKernel:
-        return _TokenKernel(self._module, in_bf16(self._table))
-
-    def forward(
-        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
-    ) -> tuple[Payload, Payload]:
-        module = self._module
-        h, token = inputs
-        (read,), _ = self._table.forward((token,))
-        y = affine(h, module.weight, module.bias)
-        if module.input_weight is None:
-            y.add_(read)
-        else:
-            y.addmm_(read, matching(module.input_weight, read).t())
-        squash_hidden_(y, module.nonlinearity)
-        return (y,), (h, token, y) if module.input_weight is None else (h, token, y, read)
-
-    def backward(
-        self,
-        gradients: Gradient,
-        kept: Payload,
-        rows: IntArray | None,
-        into: GradientSum,
-        inside: Inside | None = None,
-        *,
-        wanted: bool = True,
-    ) -> Gradient:
-        (dy,), (h, token, y, *reads) = gradients, gathered(kept, rows)
-        if dy is None:
-            return None, None
-        module = self._module
-        d = hidden_gradient(dy, y, module.nonlinearity)
-        _add_affine(module.weight, module.bias, d, h, into)
-        learns = _table_learns(module.embedding)
-        d_read = d
-        if module.input_weight is not None:
-            _add_affine(module.input_weight, None, d, reads[0], into)
-            d_read = times(d, module.input_weight) if learns else d
-        if learns:
-            self._table.backward((d_read,), (token,), None, into)
-        return times(d, module.weight), None
-
-
-def _table_learns(embedding: nn.Embedding | None) -> bool:
-    return embedding is not None and embedding.weight.requires_grad
-
-
-def _add_affine(
-    weight: nn.Parameter, bias: nn.Parameter | None, d: Tensor, x: Tensor, into: GradientSum
-) -> None:
-    if weight.requires_grad:
-        into.add_product(weight, d, x)
-    if bias is not None and bias.requires_grad:
-        into.add_sum(bias, d)
-
-
-def _add_whole(
-    weight: nn.Parameter,
-    bias: nn.Parameter,
-    d: Tensor,
-    total: Tensor,
-    x: Tensor,
-    rows: IntArray,
-    into: GradientSum,
-) -> None:
-    """The gradients of an affine map whose inputs are rows of x.
-
-    d may have rows of zeros after those; ``total`` is the sum of its rows.
-    """
-    if weight.requires_grad:
-        into.add_product(weight, d, take_whole(x, rows, d.shape[0]))
-    if bias.requires_grad:
-        into.add(bias, total)
 
 
 def _spread(weight: Tensor, fan_in: int) -> None:

@@ -29,24 +29,6 @@ _silu_backward = torch.ops.aten.silu_backward.default
 _softplus_backward = torch.ops.aten.softplus_backward.default
 
 
-def squash_into(gates: Tensor, sigmoids: int, out: Tensor) -> None:
-    """Sigmoid of the first ``sigmoids`` columns of ``(n, d)``, tanh of the rest.
-
-    Args:
-        gates: Spoilt.
-        sigmoids: How many columns.
-        out: Of the shape of ``gates``, not the same memory.
-    """
-    candidate = out[:, sigmoids:]
-    if _through_sigmoid(gates):
-        gates[:, sigmoids:].mul_(2.0)
-        torch.sigmoid(gates, out=out)
-        torch.add(_MINUS_ONE, candidate, alpha=2.0, out=candidate)
-    else:
-        torch.sigmoid(gates[:, :sigmoids], out=out[:, :sigmoids])
-        torch.tanh(gates[:, sigmoids:], out=candidate)
-
-
 def tanh_into(x: Tensor, out: Tensor) -> None:
     """Write tanh(x) to ``out``, of x's shape; ``out`` may be ``x`` itself."""
     if tanh(x, out):

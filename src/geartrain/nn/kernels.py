@@ -9,7 +9,7 @@
     nn.Dropout                     x (n, ...)         the factors: 0 or 1/(1-p)
     nn.Identity                    x (n, ...)         none
     nn.LSTMCell                    x, h, c            x, h, c, gates
-    nn.GRUCell, nn.RNNCell         x, h               x, h, gates or h'
+    nn.GRUCell                     x, h               x, h, gates
     nn.Sequential of modules with a kernel            theirs, each tensor once
 
 The cells take their state as inputs of their own: ``nn.LSTMCell`` is called ``cell(x, (h, c))`` in
@@ -41,7 +41,7 @@ from geartrain.nn.elementwise import (
     tanh_backward,
     tanh_into,
 )
-from geartrain.nn.recurrent import GruKernel, LstmKernel, RnnKernel
+from geartrain.nn.recurrent import GruKernel, LstmKernel
 from geartrain.nodes.apart import in_order
 from geartrain.nodes.casts import in_bf16
 from geartrain.nodes.gradient import GradientSum
@@ -91,7 +91,6 @@ def register_torch_kernels() -> None:
     register_kernel(nn.Dropout, DropoutKernel)
     register_kernel(nn.LSTMCell, LstmKernel)
     register_kernel(nn.GRUCell, GruKernel)
-    register_kernel(nn.RNNCell, RnnKernel)
     register_kernel(nn.Sequential, _sequential)
 
 

@@ -1,4 +1,4 @@
-"""Row kernels of torch's recurrent cells: nn.RNNCell, nn.GRUCell, nn.LSTMCell.
+"""Row kernels of torch's recurrent cells with gates: nn.GRUCell, nn.LSTMCell.
 
 The layout of the weights is torch's, so a cell's parameters may come from anywhere. Each kernel
 computes its gates into one buffer, works on slices of it in place, and keeps it as a residual.
@@ -6,7 +6,6 @@ computes its gates into one buffer, works on slices of it in place, and keeps it
     LSTM   i, f, g, o = σ σ tanh σ (W x + U h + b)     c' = f c + i g      h' = o tanh(c')
     GRU    r, z = σ (W x + U h + b)                    m = U_n h + b_n
            n = tanh(W_n x + b + r m)                   h' = n + z (h - n)
-    RNN    h' = tanh or relu (W x + U h + b)
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.native.cells import gru_backward, gru_forward, lstm_backward, lstm_forward
 from geartrain.native.rows import take_whole
 from geartrain.nn.elementwise import (
-    relu_backward,
     sigmoid_backward_,
-    tanh_backward,
     tanh_backward_,
     tanh_into,
 )
@@ -223,49 +220,6 @@ class GruKernel(AbstractKernel):
         return times(d_x, module.weight_ih)[:n], dh.add_(times(d_h, module.weight_hh)[:n])
 
 
-@final
-class RnnKernel(AbstractKernel):
-    """nn.RNNCell on x ``(n, D)``, h ``(n, H)``; output h'. Keeps x, h and h'."""
-
-    residuals = 3
-    looks_up = True
-
-    derivable = True
-
-    def __init__(self, module: nn.RNNCell) -> None:
-        self._module = module
-
-    def for_bf16(self) -> AbstractKernel:
-        return self
-
-    def forward(
-        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
-    ) -> tuple[Payload, Payload]:
-        x, h = _taken(inputs, "nn.RNNCell", ("x", "h"))
-        y = x.new_empty((x.shape[0], self._module.hidden_size))
-        _both_maps(self._module, x, h, y)
-        squash_hidden_(y, self._module.nonlinearity)
-        return (y,), (x, h, y)
-
-    def backward(
-        self,
-        gradients: Gradient,
-        kept: Payload,
-        rows: IntArray | None,
-        into: GradientSum,
-        inside: Inside | None = None,
-        *,
-        wanted: bool = True,
-    ) -> Gradient:
-        (dy,), (x, h, y) = gradients, gathered(kept, rows)
-        if dy is None:
-            return None, None
-        d = hidden_gradient(dy, y, self._module.nonlinearity)
-        _add_map(self._module, "ih", d, x, into)
-        _add_map(self._module, "hh", d, h, into)
-        return times(d, self._module.weight_ih), times(d, self._module.weight_hh)
-
-
 def cell_gradient(
     dh: Tensor | None, dc: Tensor | None, o: Tensor, t: Tensor, d_o: Tensor
 ) -> Tensor:
@@ -281,19 +235,6 @@ def cell_gradient(
     total = dh * o
     tanh_backward_(total, t)
     return total if dc is None else total.add_(dc)
-
-
-def squash_hidden_(y: Tensor, nonlinearity: str) -> None:
-    """relu or tanh in place."""
-    if nonlinearity == "relu":
-        y.relu_()
-    else:
-        tanh_into(y, y)
-
-
-def hidden_gradient(dy: Tensor, y: Tensor, nonlinearity: str) -> Tensor:
-    """The gradient before the relu or tanh that made y; a new tensor."""
-    return relu_backward(dy, y) if nonlinearity == "relu" else tanh_backward(dy, y)
 
 
 def _taken(inputs: Payload, name: str, expected: tuple[str, ...]) -> Payload:

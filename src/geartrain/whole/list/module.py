@@ -23,7 +23,7 @@ from geartrain.graph.admission import Brought, check_of
 from geartrain.native.maps import map_backward, map_forward
 from geartrain.native.rows import take
 from geartrain.nn.cells import TokenRNN
-from geartrain.nn.recurrent import hidden_gradient, squash_hidden_
+from geartrain.nn.elementwise import relu_backward, tanh_backward, tanh_into
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel, gathered, kernel_of
@@ -362,7 +362,7 @@ class _ListKernel(AbstractKernel):
         h = x.new_zeros((at.lists, x.shape[1]))
         for v in at.steps:
             h = torch.addmm(x[v], h[: v.stop - v.start], turned, out=made[v])
-            squash_hidden_(h, f)
+            _squash(h, f)
         kept.index_copy_(0, at.rows, made[:-1])
         return made.index_select(0, at.last)
 
@@ -379,7 +379,7 @@ class _ListKernel(AbstractKernel):
         d, first = d[:-1], 0
         for k in reversed(range(len(at.steps))):
             v = at.steps[k]
-            d[v] = hidden_gradient(d[v], kept[v], f)
+            d[v] = _unsquashed(d[v], kept[v], f)
             first = v.stop
             if k:
                 start = at.steps[k - 1].start
@@ -389,6 +389,19 @@ class _ListKernel(AbstractKernel):
         if table is None:
             return d, d_weight
         return d.new_zeros((table, d.shape[1])).index_add_(0, read, d), d_weight
+
+
+def _squash(y: Tensor, nonlinearity: str) -> None:
+    """relu or tanh in place."""
+    if nonlinearity == "relu":
+        y.relu_()
+    else:
+        tanh_into(y, y)
+
+
+def _unsquashed(dy: Tensor, y: Tensor, nonlinearity: str) -> Tensor:
+    """The gradient before the relu or tanh that made y; a new tensor."""
+    return relu_backward(dy, y) if nonlinearity == "relu" else tanh_backward(dy, y)
 
 
 __all__ = ["WholeList"]
