@@ -12,9 +12,8 @@
     ├── NonFiniteError     a loss, gradient or payload is NaN or infinite
     ├── BusyError          a session or a run's folder is used by somebody else
     ├── TransportError     a message between processes is lost, damaged, or cannot be sent
-    ├── CheckpointError    a checkpoint cannot be written, read or does not fit
-    │   └── NoRoomError        there is no room for it; a fit goes on without it
-    └── WouldBlock         a ``..._nowait`` call found nothing
+    └── CheckpointError    a checkpoint cannot be written, read or does not fit
+        └── NoRoomError        there is no room for it; a fit goes on without it
 
 What is wrong with a graph, with data, with a file or with a run is one of these. Misuse of an
 argument, a number out of range or a thing of the wrong type, stays ``ValueError`` or ``TypeError``.
@@ -116,7 +115,3 @@ class CheckpointError(GeartrainError):
 class NoRoomError(CheckpointError):
     """A checkpoint cannot be written, as the disk or the quota is full, or files may not be so
     large; the one before it is whole."""
-
-
-class WouldBlock(GeartrainError):
-    """A call that never blocks found nothing to take."""

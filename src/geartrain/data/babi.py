@@ -32,7 +32,6 @@ colour told last and a graph without order cannot tell. Text: Weston et al. 2015
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, final
@@ -41,12 +40,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geartrain.data import limits
+from geartrain.data.babi_sentences import asked, stated
 from geartrain.data.folder import find_data
 from geartrain.data.policy import Policy, Refusals
 from geartrain.errors import DataError
 from geartrain.files import read_bytes
 
 LONGEST = 1000  # characters of a line; sentences have some 50
+_MOVES = {"n": "north", "s": "south", "e": "east", "w": "west"}
 DIRECTIONS = ("north", "south", "east", "west")
 
 
@@ -232,11 +233,12 @@ def parse_story(lines: list[tuple[int, str]], task: BabiTask) -> Story:
             )
         sentence, *rest = _numbered(line, place, number).split("\t")
         if not rest:
-            facts.append(_fact(sentence.strip(), task, number))
+            subject, relation, object_ = stated(sentence.strip(), task.number, number)
+            facts.append(Fact(subject, task.relations.index(relation), object_))
             continue
-        kind, query = _question(sentence.strip(), task, number)
+        asks, query = asked(sentence.strip(), task.number, number)
         answer = _answer(rest[0], task)
-        questions.append(Question(kind, query, answer, len(facts), number))
+        questions.append(Question(task.questions.index(asks), query, answer, len(facts), number))
     if not questions:
         raise DataError(
             f"the story of {len(facts)} facts has no question; expected one, of the form "
@@ -407,103 +409,3 @@ def _numbered(line: str, place: int, number: int) -> str:
             line=number,
         )
     return text
-
-
-def _fact(sentence: str, task: BabiTask, number: int) -> Fact:
-    for pattern, relation in _GRAMMARS[task.number].facts:
-        if match := pattern.fullmatch(sentence):
-            name = relation or match["relation"]
-            subject, object_ = _names(match)
-            return Fact(subject, task.relations.index(name), object_)
-    raise _strange(sentence, "fact", _GRAMMARS[task.number].facts, task, number)
-
-
-def _question(sentence: str, task: BabiTask, number: int) -> tuple[int, tuple[str, ...]]:
-    for pattern, kind in _GRAMMARS[task.number].questions:
-        if match := pattern.fullmatch(sentence):
-            groups = match.groupdict()
-            name = kind or groups.get("relation") or _OPPOSITE[groups["inverse"]]
-            return task.questions.index(name), _names(match)
-    raise _strange(sentence, "question", _GRAMMARS[task.number].questions, task, number)
-
-
-def _names(match: re.Match[str]) -> tuple[str, ...]:
-    groups = match.groupdict()
-    names = [groups[name].lower() for name in ("a", "b") if name in groups]
-    plural = [groups[name].lower() for name in ("as", "bs") if name in groups]
-    return (*names, *(_SINGULAR.get(name, name.removesuffix("s")) for name in plural))
-
-
-def _strange(
-    sentence: str, what: str, sentences: _Sentences, task: BabiTask, number: int
-) -> DataError:
-    known = " or ".join(repr(_readable(pattern)) for pattern, _ in sentences)
-    return DataError(
-        f"{sentence[:80]!r} is no {what} of task {task.number}; expected {known}. See whether the "
-        "file is of that task, and in English",
-        line=number,
-    )
-
-
-def _readable(pattern: re.Pattern[str]) -> str:
-    text = pattern.pattern
-    for complex_, simple in ((_DIRECTION, "north"), (_INVERSE, "north")):
-        text = text.replace(complex_, simple)
-    text = text.replace("an?", "a")
-    return re.sub(r"\(\?P<(.)s?>[^)]*\)", lambda m: m[1].upper(), text).replace("\\", "")
-
-
-_Sentences = tuple[tuple[re.Pattern[str], str | None], ...]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Grammar:
-    """Sentences, each with the relation or kind that it states; None if the sentence names it."""
-
-    facts: _Sentences
-    questions: _Sentences
-
-
-_OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
-_MOVES = {"n": "north", "s": "south", "e": "east", "w": "west"}
-_SINGULAR = {"mice": "mouse", "wolves": "wolf", "sheep": "sheep"}
-
-_DIRECTION = "(?P<relation>north|south|east|west)"
-_INVERSE = "(?P<inverse>north|south|east|west)"
-_A, _B, _AS, _BS = (f"(?P<{name}>[A-Za-z]+)" for name in ("a", "b", "as", "bs"))
-_THING, _OTHER = "(?P<a>[A-Za-z ]+?)", "(?P<b>[A-Za-z ]+)"
-_WHERE = re.compile(rf"The {_A} is {_DIRECTION} of the {_B}\.")
-_KIND_OF = re.compile(rf"{_A} is an? {_B}\.")
-
-_GRAMMARS = {
-    4: _Grammar(
-        ((_WHERE, None),),
-        (
-            (re.compile(rf"What is {_DIRECTION} of the {_A}\?"), None),
-            (re.compile(rf"What is the {_A} {_INVERSE} of\?"), None),
-        ),
-    ),
-    15: _Grammar(
-        ((re.compile(rf"{_AS} are afraid of {_BS}\."), "fears"), (_KIND_OF, "is")),
-        ((re.compile(rf"What is {_A} afraid of\?"), "fears"),),
-    ),
-    16: _Grammar(
-        ((_KIND_OF, "is"), (re.compile(rf"{_A} is {_B}\."), "has_color")),
-        ((re.compile(rf"What color is {_A}\?"), "has_color"),),
-    ),
-    18: _Grammar(
-        (
-            (re.compile(rf"The {_THING} fits inside the {_OTHER}\."), "fits_inside"),
-            (re.compile(rf"The {_THING} is bigger than the {_OTHER}\."), "bigger_than"),
-        ),
-        (
-            (re.compile(rf"Does the {_THING} fit in the {_OTHER}\?"), "fits_inside"),
-            (re.compile(rf"Is the {_THING} bigger than the {_OTHER}\?"), "bigger_than"),
-        ),
-    ),
-    19: _Grammar(
-        ((_WHERE, None),),
-        ((re.compile(rf"How do you go from the {_A} to the {_B}\?"), "path"),),
-    ),
-}

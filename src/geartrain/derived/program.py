@@ -17,7 +17,7 @@ from geartrain.derived.cut import Cut
 from geartrain.derived.draws import seeded_by
 from geartrain.derived.fused import PackedWeights, Pair, Routine, run_together
 from geartrain.derived.operands import Operands
-from geartrain.derived.terms import Term, Terms
+from geartrain.derived.terms import Lookups, Term, Terms
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload, join_arrays
 from geartrain.native import library
@@ -29,7 +29,6 @@ from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, gathered, lying
-from geartrain.nodes.looked_up import Lookup
 
 
 @final
@@ -54,7 +53,7 @@ class Program(AbstractKernel):
         self._side = 0
         self._by_torch = Terms(cut.parts.terms)
         self._in_c = None if self._pair is None else Terms(self._pair.terms)
-        self._lookups: dict[Term, Lookup] = {}
+        self._lookups = Lookups()
         self._learnt: dict[int, tuple[GradientSum, list[Tensor], list[RowsLearnt]]] = {}
         self.apart = not self.terms.by_update or (
             self._pair is not None
@@ -71,7 +70,7 @@ class Program(AbstractKernel):
         if not self.own.are_those_of_then():
             return False
         self._packed.begin()
-        self._learnt, self._lookups, self._learning = {}, {}, (0, False)
+        self._learnt, self._lookups, self._learning = {}, Lookups(), (0, False)
         return True
 
     @property
@@ -327,31 +326,15 @@ class Program(AbstractKernel):
                 pairs = [(_rows(left), _rows(right)) for left, right in pairs]
                 into.add_products(parameter, pairs, columns=term.columns)
             else:
-                into.add_looked_up(self._lookup(term, operands), pairs)
-
-    def _lookup(self, term: Term, operands: Sequence[Tensor]) -> Lookup:
-        """What is looked up, of the tensors of now."""
-        table = operands[term.operand]
-        weight = None if term.weight < 0 else operands[term.weight]
-        bias = None if term.bias < 0 else operands[term.bias]
-        known = self._lookups.get(term)
-        if (
-            known is None
-            or known.table is not table
-            or known.weight is not weight
-            or known.bias is not bias
-        ):
-            sparse = self.operands.sparse[term.operand]
-            known = self._lookups[term] = Lookup(
-                table, weight, term.weighs, bias, term.columns, term.padding, sparse
-            )
-        return known
+                into.add_looked_up(self._lookups.of(term, operands, self.operands.sparse), pairs)
 
     def _add(
         self, term: Term, operands: Sequence[Tensor], found: Payload, into: GradientSum
     ) -> None:
         if term.how == "looked up":
-            into.add_looked_up(self._lookup(term, operands), [(found[0], found[1])])
+            into.add_looked_up(
+                self._lookups.of(term, operands, self.operands.sparse), [(found[0], found[1])]
+            )
             return
         if not operands[term.operand].requires_grad:
             return

@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, final
 
+from torch import Tensor
+
+from geartrain.nodes.looked_up import Lookup
+
 How: TypeAlias = Literal["value", "product", "sum", "rows", "looked up"]
 
 
@@ -73,3 +77,33 @@ class Terms:
         self.learning = sorted({t.operand for t in (*self.lying, *self.later)})
         self.resting = frozenset([t.first + k for t in self.rest for k in range(_TENSORS[t.how])])
         self.by_update = any(t.how == "value" or t.padding >= 0 for t in self.at_once)
+
+
+@final
+class Lookups:
+    """What is looked up, by term; the same one as long as its tensors are."""
+
+    def __init__(self) -> None:
+        self._known: dict[Term, Lookup] = {}
+
+    def of(self, term: Term, operands: Sequence[Tensor], sparse: Sequence[bool]) -> Lookup:
+        """What a term looks up, of the tensors of now.
+
+        Args:
+            term: Its ``how`` is ``looked up``.
+            operands: All of them.
+            sparse: Whether the gradient of each is asked for as rows.
+        """
+        table = operands[term.operand]
+        weight = None if term.weight < 0 else operands[term.weight]
+        bias = None if term.bias < 0 else operands[term.bias]
+        known = self._known.get(term)
+        if (
+            known is None
+            or known.table is not table
+            or known.weight is not weight
+            or known.bias is not bias
+        ):
+            rest = term.columns, term.padding, sparse[term.operand]
+            known = self._known[term] = Lookup(table, weight, term.weighs, bias, *rest)
+        return known
