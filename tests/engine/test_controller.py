@@ -60,9 +60,9 @@ def test_a_finished_instance_makes_room_for_the_next():
 
 def test_more_than_may_be_in_flight_are_given_ahead_by_lots_until_the_pass_is_over():
     state, engine = controller(4)
-    assert engine.may_go_ahead
+    assert engine.ahead.may_go
     state.admit(instances(4))
-    engine.go_ahead(nbytes=1)
+    engine.ahead.go(nbytes=1)
     assert state.want() == 8 and state.in_flight == 4
     state.admit(instances(8))
     assert (state.active, state.in_flight, state.want()) == (12, 4, 0)
@@ -77,7 +77,7 @@ def test_more_than_may_be_in_flight_are_given_ahead_by_lots_until_the_pass_is_ov
 @pytest.mark.parametrize(("nbytes", "lot"), [(0, 4), (1 << 20, 2), (1 << 22, 1)])
 def test_lots_of_large_instances_have_few(nbytes, lot):
     state, engine = controller(4)
-    engine.go_ahead(nbytes)
+    engine.ahead.go(nbytes)
     assert state.assignment.lot == lot and state.want() == 4 + 2 * lot
 
 
@@ -98,7 +98,7 @@ def test_nothing_is_given_ahead_where_steps_or_admission_hang_on_each_instance(
 ):
     made = learning()
     parts = make_parts(made, Rules(**rules))
-    assert Engine(made, parts, Settings(**{"max_active": 4, **settings})).may_go_ahead is may
+    assert Engine(made, parts, Settings(**{"max_active": 4, **settings})).ahead.may_go is may
 
 
 def test_an_answer_too_many_names_the_instance():

@@ -62,12 +62,12 @@ def test_a_lot_of_large_rows_has_two_mebibytes_and_pipelines_have_lots_of_their_
     made = gt.Graph()
     made.input("x").through(torch.sin, name="sin").stop()
     engine = Engine(made, {}, Settings(max_active=8))
-    engine.give_together(100, 1)
+    engine.ahead.give_together(100, 1)
     assert isinstance(engine.controller.assignment, Together)
     assert engine.controller.assignment.lot == 1
     stocked = engine.controller.assignment = Stocked(2)
     for nbytes, lot in ((0, 100), (1 << 10, 100), (1 << 20, 2), (1 << 22, 0)):
-        engine.give_together(100, nbytes)
+        engine.ahead.give_together(100, nbytes)
         assert stocked.lot == lot
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, final
+from typing import final
 
 import numpy as np
 import torch
 from torch import nn
 
+from geartrain.engine.ahead import Ahead
 from geartrain.engine.controller import ControllerState
 from geartrain.engine.costs import NodeCost
 from geartrain.engine.firing import Finished
@@ -51,7 +52,7 @@ from geartrain.nodes.sums import add_sums
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import AbstractPart, StepTaken
 from geartrain.sharing.alone import AloneState
-from geartrain.sharing.assignment import Stocked, Together
+from geartrain.sharing.assignment import Stocked
 from geartrain.sharing.sharing import AbstractSharingState
 
 
@@ -176,6 +177,7 @@ class Engine:
             device=settings.device if spread else _HOST,
             assignment=self.sharing.assignment(),
         )
+        self.ahead = Ahead(self.controller, settings, self.parts, self.sharing)
 
     def _owners(
         self, through: Through, part: str | None, parts: Mapping[str, PartState]
@@ -209,57 +211,6 @@ class Engine:
             for k in np.unique(copies).tolist()
             for w in self.homes.of_copy(k)
         ]
-
-    def stock_up(self) -> bool:
-        """Give workers instances ahead of time, where these live on one wholly; whether so."""
-        assignment = self.controller.assignment
-        if isinstance(assignment, Stocked):
-            assignment.ahead = 1.0
-            return True
-        return False
-
-    def give_together(self, instances: int, nbytes: int) -> None:
-        """Have workers on which instances live wholly be given so many at a time, or more.
-
-        Args:
-            instances: As above.
-            nbytes: Of the rows of one instance, about.
-        """
-        assignment = self.controller.assignment
-        if isinstance(assignment, Stocked):
-            assignment.lot = min(instances, _LOT_BYTES // max(1, nbytes))
-
-    @property
-    def may_go_ahead(self) -> bool:
-        """Whether workers on which instances live in parts may be given rows ahead of time.
-
-        They then hear that instances have finished when others are in flight already. Not where
-        steps count these, where a part may have admission wait, where all that are in flight go in
-        together, nor with one in flight, which is to see what the one before has made of all.
-        """
-        settings = self.settings
-        if not isinstance(self.controller.assignment, Together) or self.sharing.talks:
-            return False
-        return (
-            settings.max_active > 1
-            and not settings.drain
-            and all(
-                part.rules.max_staleness is None and (part.once or part.trigger.unit != "instances")
-                for part in self.parts.values()
-            )
-        )
-
-    def go_ahead(self, nbytes: int) -> None:
-        """Have workers be given instances ahead of time, as ``may_go_ahead``.
-
-        Args:
-            nbytes: Of the rows of one instance, about.
-        """
-        assignment = self.controller.assignment
-        if isinstance(assignment, Together):
-            many = max(1, _LOT_BYTES // max(1, nbytes))
-            assignment.lot = min(self.controller.limit, many)
-            assignment.ahead = _LOTS * assignment.lot
 
     def stock(self, worker: int, *, ahead: bool = False) -> AbstractStock | None:
         """What a worker has that is given instances ahead of time; None: it is not.
@@ -526,6 +477,3 @@ def _is_spread(graph: Graph, parts: Mapping[str, PartState], device: torch.devic
 
 
 _HOST = torch.device("cpu")
-_LOTS: Final = 2  # that wait: while one is used up, the next is on its way
-_LOT_BYTES: Final = 2 << 20
-"""Of the rows of a lot; what is larger gains nothing by company."""

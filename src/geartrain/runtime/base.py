@@ -6,7 +6,7 @@ The contract, which one test suite checks for every runtime:
 2. Batches from one worker to another arrive in the order they were sent. What a firing says to the
    controller is settled before any of its batches travels on; the controller's word on finished
    instances reaches every worker before rows that were fed after it. Where nothing hangs on either
-   (``Engine.may_go_ahead``), both may come later: rows wait at worker processes ahead of time.
+   (``Ahead.may_go``), both may come later: rows wait at worker processes ahead of time.
 3. The first failure stops the run and is raised to the caller, later ones as its notes; nothing is
    left running. No wait is without a bound.
 4. Where the engine has copies of the model, letters arrive in order too, and ``run`` returns when

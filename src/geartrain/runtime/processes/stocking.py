@@ -34,8 +34,8 @@ class Stocking:
 
     def __init__(self, engine: Engine, feeder: AbstractFeeder, workers: int) -> None:
         self._engine, self._feeder = engine, feeder
-        self.whole = engine.stock_up()
-        self.ahead = feeder.waits_for_nobody and engine.may_go_ahead
+        self.whole = engine.ahead.stock_up()
+        self.ahead = feeder.waits_for_nobody and engine.ahead.may_go
         self._empty = workers if self.whole else 0  # that have had no lot
         self._finished = np.zeros(engine.sharing.copies, np.int64)  # in training, by copy
         self._bytes_each = 0  # of the rows of an instance, about
@@ -48,7 +48,7 @@ class Stocking:
         """Have lots be as large as is worth a message, after so long of cores, all together."""
         finished, left = self._engine.controller.finished, self._feeder.left
         many = worth_a_lot(finished, busy_s, left, workers)
-        self._engine.give_together(many, self._bytes_each)
+        self._engine.ahead.give_together(many, self._bytes_each)
 
     def gives_a_first(self) -> bool:
         """Whether the lot that is given now is the first of a worker's."""
@@ -64,5 +64,5 @@ class Stocking:
         if self.whole:
             self._bytes_each = bytes_each(news, deliveries)
             return whole_lots(engine, news, deliveries, self._finished)
-        engine.go_ahead(bytes_each(news, deliveries))
+        engine.ahead.go(bytes_each(news, deliveries))
         return partial_lots(engine, news, deliveries, there)
