@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,8 @@ from geartrain.derived.derivation import derive
 from geartrain.derived.operands import Operands
 from geartrain.derived.program import Program
 from geartrain.native.steady import steady
-from geartrain.nodes.gradient import IDLE, GradientSum
+from geartrain.nodes.computed import IDLE
+from geartrain.nodes.gradient import GradientSum
 
 WIDTH, N = 4, 7
 
@@ -210,13 +210,13 @@ def test_a_program_that_learns_no_more_is_asked_no_more(monkeypatch: pytest.Monk
     wanted = expected(module, x, d)
     old.backward((d,), old.forward((x,))[1], None, into)
     asked: list[int] = []
-    before = GradientSum._settle_computed
+    before = GradientSum.take_by_update
 
-    def settle(self: GradientSum, computed: Any, inner: GradientSum) -> bool:
-        asked.append(id(inner))
-        return before(self, computed, inner)
+    def take(self: GradientSum, parameters: Sequence[nn.Parameter]) -> list[list[Tensor | None]]:
+        asked.append(id(self))
+        return before(self, parameters)
 
-    monkeypatch.setattr(GradientSum, "_settle_computed", settle)
+    monkeypatch.setattr(GradientSum, "take_by_update", take)
     for step in range(2 * IDLE):
         new.backward((d,), new.forward((x,))[1], None, into)
         into.settle()

@@ -16,7 +16,8 @@ from torch.testing import assert_close
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import Payload
 from geartrain.native.sums import GradientPlace
-from geartrain.nodes.gradient import IDLE, GradientSum
+from geartrain.nodes.computed import IDLE
+from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.looked_up import Lookup
 from geartrain.observe.flops import FlopMeter
 

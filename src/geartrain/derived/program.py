@@ -17,7 +17,7 @@ from geartrain.derived.cut import Cut
 from geartrain.derived.draws import seeded_by
 from geartrain.derived.fused import PackedWeights, Pair, Routine, run_together
 from geartrain.derived.operands import Operands
-from geartrain.derived.terms import Lookups, Term, Terms
+from geartrain.derived.terms import Lookups, SortedTerms, Term
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload, join_arrays
 from geartrain.native import library
@@ -51,8 +51,8 @@ class Program(AbstractKernel):
         self._packed = PackedWeights()
         self._learning = 0, False  # for the length of a firing
         self._side = 0
-        self._by_torch = Terms(cut.parts.terms)
-        self._in_c = None if self._pair is None else Terms(self._pair.terms)
+        self._by_torch = SortedTerms(cut.parts.terms)
+        self._in_c = None if self._pair is None else SortedTerms(self._pair.terms)
         self._lookups = Lookups()
         self._learnt: dict[int, tuple[GradientSum, list[Tensor], list[RowsLearnt]]] = {}
         self.apart = not self.terms.by_update or (
@@ -87,7 +87,7 @@ class Program(AbstractKernel):
         return self._pair is not None and available(self._pair.dtype)
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> SortedTerms:
         """Those of who computes."""
         pair = self._pair
         if pair is None or self._in_c is None or not available(pair.dtype):

@@ -52,7 +52,7 @@ _LATER: Final = ("product", "sum", "looked up")
 
 
 @final
-class Terms:
+class SortedTerms:
     """What operands get of a backward.
 
     Attributes:

@@ -18,21 +18,20 @@ parameter's dtype, and only the product of one pair is rounded to bfloat16.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Protocol, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from geartrain.errors import ProtocolError
-from geartrain.frames.message import IntArray, Payload, distinct
+from geartrain.frames.message import Payload, distinct
 from geartrain.native import operations, sums
 from geartrain.native.rows import take
 from geartrain.nodes.apart import PutApart, RowsOfUpdates, for_rows
-from geartrain.nodes.computed import AbstractComputed
+from geartrain.nodes.by_update import AbstractByUpdate
+from geartrain.nodes.computed import AbstractComputed, ComputedSums
 from geartrain.nodes.looked_up import LookedUpSums, Lookup
 from geartrain.nodes.slot import ALONE, Pairs, Runs, Slot, summed, summed_each
 from geartrain.nodes.slots import MOST_WAITING, Slots
@@ -41,11 +40,6 @@ from geartrain.nodes.unrecorded import Unrecorded
 _FEW: Final = 32
 _LITTLE: Final = 4096
 """As for ``ALONE``, of a parameter with no more entries: its gradient costs nothing to read."""
-
-IDLE: Final = 16
-"""Settlings for which nothing came of computed weights after which their sum is let go: those of a
-fit that is over never come again."""
-
 _SORTED: Final = 512
 """Rows of several updates that are put apart at once: such few updates have many rows each."""
 
@@ -58,23 +52,7 @@ class AbstractSource(Protocol):
 
 
 @final
-@dataclass(slots=True)
-class _Computed:
-    """Gradients of weights that are computed of the parameters.
-
-    Args:
-        of: Knows how.
-        sum: They.
-        idle: How often in a row it was settled when nothing had come.
-    """
-
-    of: AbstractComputed
-    sum: GradientSum
-    idle: int = 0
-
-
-@final
-class GradientSum:
+class GradientSum(AbstractByUpdate):
     """Sum of gradients for a fixed set of parameters, by parameter object.
 
     Args:
@@ -87,30 +65,28 @@ class GradientSum:
     """
 
     __slots__ = (
-        "_ahead",
         "_apart",
         "_computed",
         "_later",
         "_later_rows",
         "_looked_up",
         "_slots",
-        "_spare",
         "_squares",
-        "_updates",
     )
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        super().__init__()
         self._slots = Slots(parameters)
         self._later: dict[AbstractSource, list[Payload]] = {}
         self._later_rows = 0
-        self._updates: IntArray | int | None = None
         self._apart = PutApart()
-        self._ahead: list[GradientSum] = []
-        self._spare: list[GradientSum] = []  # empty, with buffers
         self._looked_up = LookedUpSums()
-        self._computed: dict[Hashable, _Computed] = {}
+        self._computed: ComputedSums[GradientSum] = ComputedSums(GradientSum)
         # Of all entries, where that is known, as long as nothing is added to what is multiplied.
         self._squares: tuple[float | None] | None = None
+
+    def _made_alike(self) -> GradientSum:
+        return GradientSum(self._slots)
 
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
         return parameter in self._slots
@@ -310,40 +286,30 @@ class GradientSum:
     def of_computed(self, computed: AbstractComputed) -> GradientSum:
         """The sum for weights that are computed of the parameters; what is added to it is of the
         updates that are told here. It becomes theirs when they are settled."""
-        known = self._computed.get(computed.key)
-        if known is None:
-            known = self._computed[computed.key] = _Computed(
-                computed, GradientSum(computed.stand_ins)
-            )
-        known.sum._updates = self._updates
-        return known.sum
+        found = self._computed.of(computed)
+        found._updates = self._updates
+        return found
 
     def settle(self) -> None:
         """Make what was looked up, or is of computed weights, gradients of the weights of now,
         before there are others."""
         if self._later:
             self._sort()
-        for key, each in list(self._computed.items()) if self._computed else ():
-            each.idle = 0 if self._settle_computed(each.of, each.sum) else each.idle + 1
-            if each.idle >= IDLE:
-                del self._computed[key]
+        if self._computed:
+            updates, self._updates = self._updates, None
+            self._computed.settle(lambda k, parameter, d: self.of_update(k).add(parameter, d))
+            self._updates = updates
         if self._looked_up:
             self._looked_up.settle(self._settle_one)
 
-    def _settle_computed(self, computed: AbstractComputed, inner: GradientSum) -> bool:
-        """Make it gradients of what it is computed of; whether anything had come."""
-        inner._updates, came = None, False
-        inner.settle()
-        inner._sort_apart()
-        updates, self._updates = self._updates, None
-        for number, each in enumerate((inner, *inner._ahead)):
-            found, _ = each.take_each(computed.stand_ins)
-            if any(d is not None for d in found):
-                into, came = self.of_update(number), True
-                for parameter, gradient in computed.back(found):
-                    into.add(parameter, gradient)
-        inner._ahead, self._updates = [], updates
-        return came
+    def take_by_update(self, parameters: Sequence[torch.nn.Parameter]) -> list[list[Tensor | None]]:
+        """``take_each`` of the present update, and of each after it; then there are none ahead."""
+        self._updates = None
+        self.settle()
+        self._sort_apart()
+        found = [each.take_each(parameters)[0] for each in (self, *self._ahead)]
+        self._ahead = []
+        return found
 
     def _settle_one(self, lookup: Lookup, found: sums.SumsById) -> None:
         updates, self._updates = self._updates, None
@@ -353,46 +319,11 @@ class GradientSum:
         finally:
             self._updates = updates
 
-    @contextmanager
-    def of_updates(self, updates: IntArray | int) -> Iterator[None]:
-        """What is added meanwhile is of these updates, counted from the present one, which is 0.
-
-        Args:
-            updates: int64 ``(n,)``, of each row that a call has, of which what is added has one or
-                some side by side; or that of all that is added.
-        """
-        some = updates != 0 if isinstance(updates, int) else updates.any()
-        before, self._updates = self._updates, updates if some else None
-        try:
-            yield
-        finally:
-            self._updates = before
-
-    def updates_of(self, n: int) -> IntArray:
-        """The updates of n rows that are added now."""
-        updates = self._updates
-        if updates is None or isinstance(updates, int):
-            return np.full(n, updates or 0, np.int64)
-        return for_rows(updates, n)
-
-    @property
-    def whole(self) -> GradientSum | None:
-        """The sum of what is added now; None: it is of rows of several updates."""
-        updates = self._updates
-        if updates is None:
-            return self
-        return self.of_update(updates) if isinstance(updates, int) else None
-
-    @property
-    def of_several(self) -> bool:
-        """Whether what is added now is of rows of several updates."""
-        return self._updates is not None and not isinstance(self._updates, int)
-
     @property
     def ahead(self) -> bool:
         """Whether something of later updates has been added."""
-        computed = any(known.sum.ahead for known in self._computed.values())
-        return bool(self._ahead or self._apart) or self._looked_up.ahead or computed
+        beside = self._looked_up.ahead or self._computed.ahead
+        return bool(self._ahead or self._apart) or beside
 
     def next_update(self) -> None:
         """The update after the present one is the present one: what was added for it is added."""
@@ -401,20 +332,6 @@ class GradientSum:
         if self._ahead:
             self.absorb(self._ahead[0])
             self._spare.append(self._ahead.pop(0))
-
-    def _whole(self) -> GradientSum:
-        """The sum of the update that all is of which is added now."""
-        if not isinstance(self._updates, int):
-            raise ProtocolError(
-                "a gradient that is no product and no sum of rows is of several updates at once"
-            )
-        return self.of_update(self._updates)
-
-    def of_update(self, update: int) -> GradientSum:
-        """The sum of one update, counted from the present one."""
-        while len(self._ahead) < update:
-            self._ahead.append(self._spare.pop() if self._spare else GradientSum(self._slots))
-        return self if update == 0 else self._ahead[update - 1]
 
     def _put_apart(
         self,
@@ -506,7 +423,7 @@ class GradientSum:
         """Drop what has been added."""
         self._later, self._later_rows = {}, 0
         self._apart, self._ahead, self._looked_up = PutApart(), [], LookedUpSums()
-        self._computed = {}
+        self._computed = ComputedSums(GradientSum)
         self._slots.forget()
 
     def multiplied(self) -> AbstractContextManager[None]:
