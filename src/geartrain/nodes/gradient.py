@@ -307,9 +307,8 @@ class GradientSum(AbstractByUpdate):
         self._updates = None
         self.settle()
         self._sort_apart()
-        found = [each.take_each(parameters)[0] for each in (self, *self._ahead)]
-        self._ahead = []
-        return found
+        sums, self._ahead = [self.of_update(k) for k in range(1 + len(self._ahead))], []
+        return [each.take_each(parameters)[0] for each in sums]
 
     def _settle_one(self, lookup: Lookup, found: sums.SumsById) -> None:
         updates, self._updates = self._updates, None
@@ -322,8 +321,7 @@ class GradientSum(AbstractByUpdate):
     @property
     def ahead(self) -> bool:
         """Whether something of later updates has been added."""
-        beside = self._looked_up.ahead or self._computed.ahead
-        return bool(self._ahead or self._apart) or beside
+        return bool(self._ahead or self._apart) or self._looked_up.ahead or self._computed.ahead
 
     def next_update(self) -> None:
         """The update after the present one is the present one: what was added for it is added."""

@@ -298,7 +298,8 @@ class PartState(AbstractAhead):
             rows, divisor = self.counting.take(self.rules.average, flush=flush)
         self.looking.seeing.turn()
         if self.frozen:
-            self._discard_gradient()
+            for parameter in self._known:
+                self.gradient.take(parameter)
         return 0 if self.frozen else rows, divisor
 
     def step_by(
@@ -468,7 +469,6 @@ class PartState(AbstractAhead):
         """Forget the rows in flight and the gradient that waits: nothing of them comes any more."""
         self.ownership.forget()
         self.collect()
-        self._discard_gradient()
         self.counting.forget()
         self._ahead.forget()
         self.gradient.forget()
@@ -497,7 +497,3 @@ class PartState(AbstractAhead):
     def load_pending_gradients(self, found: Mapping[str, Tensor]) -> None:
         """Put back what ``pending_gradients`` gave, and ``pending.check_gradients`` let pass."""
         load_gradients(self.module, self.gradient, found)
-
-    def _discard_gradient(self) -> None:
-        for parameter in self._known:
-            self.gradient.take(parameter)

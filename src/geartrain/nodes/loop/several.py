@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Final, final
+from typing import final
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from geartrain.native.calls import (
     Lies,
     RowsOf,
     SeveralForm,
-    SeveralRoutine,
 )
 from geartrain.native.pool import made_words
 from geartrain.native.rows import pointer
@@ -35,61 +34,10 @@ from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import Table, key_of, kinds_of, read_words
 from geartrain.nodes.loop.plan import RowNumbers
 from geartrain.nodes.loop.reads import Read, ReadTensor
+from geartrain.nodes.loop.routine_slots import VALUES, RoutineSlots
 from geartrain.nodes.loop.turn import Inner, KeptCall
 from geartrain.nodes.remembering import Remembering, RememberingRead
 from geartrain.nodes.weights import AbstractWeights
-
-_VALUES: Final = ("output", "tangent")
-
-
-@final
-class _Slots:
-    """Addresses of one routine.
-
-    Args:
-        routine: It.
-        rows: Bytes from row to row of each output.
-    """
-
-    def __init__(self, form: SeveralForm, routine: SeveralRoutine, rows: Sequence[int]) -> None:
-        self._form, self._routine = form, routine
-        n = routine.steps.kinds.size
-        self._bases, self._strides, self._whose = (np.zeros(n, np.int64) for _ in range(3))
-        for slot, (where, number) in routine.slots.items():
-            if where in _VALUES:
-                j = number if where == "output" else form.tangents[number]
-                self._whose[slot], self._strides[slot] = RowsOf.OF_VALUE, rows[j]
-        self._several = np.zeros(calls.SEVERAL_WORDS, np.int64)
-        self._several[2:5] = pointer(routine.steps.kinds), form.answers, -1
-
-    @property
-    def words(self) -> tuple[int, ...]:
-        """As calls.inc has a routine."""
-        arrays = self._bases, self._strides, self._whose, self._several
-        return (*self._routine.steps.words, *map(pointer, arrays))
-
-    def place(self, at: dict[Lies, int], held: int) -> None:
-        """Write where everything lies.
-
-        Args:
-            at: Addresses.
-            held: Rows of the memory.
-        """
-        bases = self._form.addresses(self._routine).copy()
-        for slot, lies in self._routine.slots.items():
-            bases[slot] = at[lies]
-        self._bases[:] = bases
-        self._several[:2] = held, at["ends", 0]
-
-    def reach(self, value: int, cells: int, masks: IntArray) -> None:
-        """Have it note who has got a gradient of a value that rows read as a memory.
-
-        Args:
-            value: Its number.
-            cells: Where the places lie that they read.
-            masks: By column, the outputs that its gradient comes from, as bits.
-        """
-        self._several[4:] = value, cells, masks.size, pointer(masks)
 
 
 @final
@@ -174,7 +122,7 @@ class SeveralLayout:
             self._add(self.back_blocks, ("made", k), kind, Block(form.dtype, (entries,)))
         rows = [y.shape[1:].numel() * y.itemsize for y in self.outputs]
         routines = form.forward, form.backward, form.without
-        self._forward, self._back, self._without = (_Slots(form, r, rows) for r in routines)
+        self._forward, self._back, self._without = (RoutineSlots(form, r, rows) for r in routines)
         self._lay_out_reads(tensors, held)
         lying = [*form.backward.slots.values(), *form.without.slots.values()]
         lying += [lies for _, lies in form.gradients.values()]
@@ -208,7 +156,7 @@ class SeveralLayout:
             source = (held.likes(read.number) or ())[read.column]
             mask = sum([1 << form.tangents[t] for t in came]) if learns else 0
             into = RowsOf.OF_MODULE if asked else RowsOf.OF_VALUE
-            kind = RowsOf.OF_VALUE if lies[0] in _VALUES else RowsOf.OF_MODULE
+            kind = RowsOf.OF_VALUE if lies[0] in VALUES else RowsOf.OF_MODULE
             words[:] = read_words(read, source, row, into, kind, mask)
             self._targets.append(("input", k) if asked else ("output", k))
 
