@@ -228,12 +228,12 @@ def measure(name: str, data: Path | None) -> None:
 def main() -> None:
     """Measure what is named, or all."""
     parser = argparse.ArgumentParser(description="what is computed whole, against loops")
-    parser.add_argument("tasks", nargs="*", default=[*SIZES], choices=[*SIZES])
+    parser.add_argument("tasks", nargs="*", help=", ".join(SIZES))
     parser.add_argument("--data", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    for name in given.tasks:
+    for name in given.tasks or SIZES:
         measure(name, given.data)
 
 
