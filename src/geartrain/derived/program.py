@@ -17,7 +17,8 @@ from geartrain.derived.cut import Cut
 from geartrain.derived.draws import seeded_by
 from geartrain.derived.fused import PackedWeights, Pair, Routine, run_together
 from geartrain.derived.operands import Operands
-from geartrain.derived.terms import Lookups, SortedTerms, Term
+from geartrain.derived.sorted_terms import Lookups, SortedTerms
+from geartrain.derived.terms import Term
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload, join_arrays
 from geartrain.native import library
