@@ -40,6 +40,7 @@ from geartrain.nn import (
     TreeLSTMBranch,
     TreeLSTMLeaf,
     VertexChoice,
+    choice_accuracy,
     choice_loss,
 )
 from geartrain.recipes import babi, find_recipe, listreduce, qm9
@@ -110,7 +111,8 @@ def tree(leaf: nn.Module, branch: nn.Module, hidden: int) -> gt.Graph:
     graph = gt.Graph(vertex=("parent", "slot", "label"))
     nodes = Tree(branch, name="branch")(graph.input("word").through(leaf, name="leaf"))
     scores = nodes.through(nn.Linear(hidden, 5), name="readout", take=0)
-    scores.loss(gt.cross_entropy, "label")
+    at_root = gt.Metric(gt.accuracy, where=lambda m: m.parent < 0)
+    scores.loss(gt.cross_entropy, "label", metrics={"all": gt.accuracy, "root": at_root})
     return graph
 
 
@@ -118,7 +120,8 @@ def along(cell: nn.Module, hidden: int) -> gt.Graph:
     """List reduction as a loop."""
     graph = gt.Graph(vertex=("token",), value=("label",))
     ended = Recurrent(cell, read="token", name="cell")(graph.input("start"))
-    ended.through(nn.Linear(hidden, CLASSES), name="readout").loss(gt.cross_entropy, "label")
+    scores = ended.through(nn.Linear(hidden, CLASSES), name="readout")
+    scores.loss(gt.cross_entropy, "label", metrics={"accuracy": gt.accuracy})
     return graph
 
 
@@ -130,7 +133,9 @@ def molecules(cell: nn.Module, hidden: int, steps: int) -> gt.Graph:
     last = MessagePassing(cell, steps=steps, name="cell")(atoms)
     readout = GatedSum(hidden, len(ELEMENTS))
     moment = last.through(readout, name="readout", read="element", inside=True, pool=True)
-    moment.loss(qm9.HalfSquaredError(qm9.Units()), "mu")
+    units = qm9.Units()
+    metrics = {"mae": units.error, "error_ratio": units.error_ratio}
+    moment.loss(qm9.HalfSquaredError(units), "mu", metrics=metrics)
     return graph
 
 
@@ -141,7 +146,7 @@ def questions(cell: nn.Module, hidden: int, steps: int) -> gt.Graph:
     states = MessagePassing(cell, steps=steps, name="cell")(start)
     choice = VertexChoice(hidden)
     chosen = states.through(choice, name="readout", read="answer", inside=True, pool=True)
-    chosen.loss(choice_loss, "answer")
+    chosen.loss(choice_loss, "answer", metrics={"accuracy": choice_accuracy})
     return graph
 
 
