@@ -18,17 +18,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, cast, final
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 _Found: TypeAlias = tuple[Tensor, Tensor]
 """What is looked up, rows first, and the same as indexing lays it."""
 _Index: TypeAlias = Sequence[Any]
 """What stands between brackets: for each axis a number, a slice, or row numbers."""
+
+
+_FAR_BELOW: Final = -(1 << 40)
+"""Below 0 still, where rows of as many as a table may have are added."""
+_OWN: Final = torch.library.Library("geartrain", "FRAGMENT")
+_OWN.define("within(Tensor numbers, SymInt many) -> Tensor")
+
+
+def _within(numbers: Tensor, many: int) -> Tensor:
+    """int64 of any shape, counted from the end if below 0; far below 0 where out of range."""
+    outside = (numbers >= many) | (numbers < -many)
+    return torch.where(numbers < 0, numbers + many, numbers).masked_fill_(outside, _FAR_BELOW)
+
+
+_OWN.impl("within", _within, "CompositeExplicitAutograd")
+WITHIN: Final = torch.ops.geartrain.within.default
+"""What does that, as one operator of a trace."""
 
 
 @final
@@ -37,10 +53,12 @@ class RowsOfTables(TorchFunctionMode):
 
     Args:
         tables: Those tensors; and what is made of nothing else.
+        rows: Whether rows by one number each are, too; else who reads them knows of them.
     """
 
-    def __init__(self, tables: Iterable[Tensor]) -> None:
+    def __init__(self, tables: Iterable[Tensor], *, rows: bool = True) -> None:
         super().__init__()
+        self._rows = rows
         self._tables = {id(x): x for x in tables}
         self._turned: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -54,7 +72,7 @@ class RowsOfTables(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in _NUMBERS and id(args[0]) in self._tables:
             found = _NUMBERS[function](*args, **kwargs)
-            if found is not None:
+            if found is not None and (self._rows or not _is_row(function, *args)):
                 source, turned = found
                 self._turned[id(turned)] = found
                 return turned
@@ -63,11 +81,21 @@ class RowsOfTables(TorchFunctionMode):
             source, _ = self._turned[id(args[0])]
             if (found.shape, found.stride()) == (source.shape, source.stride()):
                 return source
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        given = _tensors((args, *kwargs.values()))
         if given and all(id(x) in self._tables for x in given):
-            made = (x for x in tree_leaves(found) if isinstance(x, Tensor))
-            self._tables.update((id(x), x) for x in made)
+            self._tables.update((id(x), x) for x in _tensors(found))
         return found
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, (tuple, list)):
+        return [x for each in value for x in _tensors(each)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+def _is_row(function: Any, _: Tensor, index: Any = None, *rest: Any) -> bool:
+    """Whether that is what indexing by one number gives."""
+    return function is Tensor.__getitem__ and isinstance(index, Tensor)
 
 
 def _indexed(table: Tensor, index: Any) -> _Found | None:
@@ -123,12 +151,9 @@ def _looked_up(part: Tensor, axes: Sequence[int], numbers: Sequence[Tensor]) -> 
 
 def _places(numbers: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     """Where numbers along several axes are, one after another; below 0: out of range."""
-    found: Tensor | int = 0
-    for k, size in zip(numbers, sizes, strict=True):
-        beyond = (k + size).div(2 * size, rounding_mode="floor") != 0
-        own = k.remainder(size)
-        found = (own if isinstance(found, int) else found * size + own).masked_fill(beyond, -1)
-    assert isinstance(found, Tensor)
+    found: Tensor = WITHIN(numbers[0], sizes[0])
+    for k, size in zip(numbers[1:], sizes[1:], strict=True):
+        found = found * size + WITHIN(k, size)
     return found
 
 
@@ -155,7 +180,7 @@ _TURNS: Final = frozenset(
     {
         *(Tensor.t, torch.t, Tensor.transpose, torch.transpose, Tensor.swapaxes, torch.swapaxes),
         *(Tensor.permute, torch.permute, Tensor.movedim, torch.movedim),
-        Tensor.T.__get__,
+        cast(Any, Tensor.T).__get__,
     }
 )
 """What may turn back what indexing has turned."""
