@@ -32,7 +32,7 @@ _Index: TypeAlias = Sequence[Any]
 
 _FAR_BELOW: Final = -(1 << 40)
 """Below 0 still, where rows of as many as a table may have are added."""
-_OWN: Final = torch.library.Library("geartrain", "FRAGMENT")
+_OWN: Final[Any] = torch.library.Library("geartrain", "FRAGMENT")  # type: ignore[no-untyped-call]
 _OWN.define("within(Tensor numbers, SymInt many) -> Tensor")
 
 
