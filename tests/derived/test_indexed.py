@@ -59,6 +59,26 @@ _RULES: dict[str, Callable[[Related, Tensor, Tensor], Tensor]] = {
     "twice": lambda m, x, r: _met(m.w[r], _met(m.w[r], x)) + m.b[r],
     "also whole": lambda m, x, r: _met(m.w[r], x) + functional.linear(x, m.w.flatten(0, 1))[:, :D],
     "also a weight": lambda m, x, r: functional.linear(x, m.b) @ m.b + m.b[r],
+    "two numbers": lambda m, x, r: m.inner(x) * m.b[r, (r + 2) % D].unsqueeze(1),
+    "numbers of scores": lambda m, x, r: m.inner(x) + m.w[r, m.inner(x).argmax(1)],
+    "three numbers": lambda m, x, r: x * m.w[2 - r, r, (r * r) % D].unsqueeze(1),
+    "from the end": lambda m, x, r: m.inner(x) + m.w[r - KINDS, -1 - r],
+    "numbers apart": lambda m, x, r: m.inner(x) + m.w[r, :, r + 1],
+    "beside a number": lambda m, x, r: m.inner(x) * m.w[r, 1, 2].unsqueeze(1),
+    "beside a part": lambda m, x, r: torch.cat(
+        [m.w[r, 1:3, 2], m.w[r, ..., 3:].sum(1), x[:, :1]], 1
+    ),
+    "second axis": lambda m, x, r: m.inner(x) * m.b[:, r].t().sum(1, keepdim=True),
+    "second axis selected": lambda m, x, r: x * m.b.index_select(-1, r).T.prod(1, keepdim=True),
+    "turned": lambda m, x, r: m.inner(x) * m.b.T[r].sum(1, keepdim=True),
+    "of a part": lambda m, x, r: _met(m.w[1:][r % 2], x) + m.b[0].view(-1)[r].unsqueeze(1),
+    "of a softmax": lambda m, x, r: m.inner(x) + m.b.softmax(1)[r],
+    "of a softmax, by two": lambda m, x, r: x * m.w.log_softmax(1)[r, r].sum(1, keepdim=True),
+    "seen as one axis": lambda m, x, r: x * m.b.view(-1)[r * D + 1].unsqueeze(1),
+    "taken": lambda m, x, r: x * torch.take(m.b, r * D + r).unsqueeze(1) + m.w.take(r)[:, None],
+    "each of several": lambda m, x, r: x + m.w[r.unsqueeze(1), torch.arange(2)].sum(1),
+    "several of each": lambda m, x, r: x + m.w[torch.stack([r, r // 2], 1), 1].sum(1),
+    "met by two": lambda m, x, r: _met(m.w.unsqueeze(1).expand(-1, 2, -1, -1)[r, r % 2], x),
 }
 
 
@@ -137,6 +157,30 @@ def test_a_number_that_is_no_row_is_refused_and_says_what_helps(name: str, bad: 
         program.forward((x, r))
     with pytest.raises(GraphError, match=r"out of (range|bounds)"):
         derive(module, (x, r))
+
+
+@pytest.mark.parametrize(("first", "second"), [(KINDS, 0), (-KINDS - 1, 0), (0, D), (1, -D - 1)])
+def test_by_two_numbers_none_out_of_range_is_another_entry(first: int, second: int) -> None:
+    x, r = _inputs()
+    module = Related(lambda m, x, r: x * m.b[r[:, 0], r[:, 1]].unsqueeze(1)).double()
+    both = torch.stack([r, r + 1], 1)
+    program = Program(derive(module, (x, both)), Operands(module))
+    both[3] = torch.tensor([first, second])
+    with pytest.raises(IndexError), torch.no_grad():
+        module(x, both)
+    with pytest.raises(IndexError, match="out of range"), torch.no_grad():
+        program.forward((x, both))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("two numbers", KINDS * D), ("product", KINDS), ("seen as one axis", KINDS * D)],
+)
+def test_of_a_weight_seen_as_a_table_rows_are_added_up_by_number(name: str, rows: int) -> None:
+    fused = derive(Related(_RULES[name]).double(), _inputs()).parts.fused
+    assert fused is not None
+    assert {term.table for term in fused.terms if term.how == "looked up"} == {rows}
+    assert all(term.how != "rows" for term in fused.terms)
 
 
 def test_rows_of_inputs_are_indexed_as_before() -> None:

@@ -110,6 +110,16 @@ def test_products_that_are_added_are_torchs(how: dict[str, float]) -> None:
     torch.testing.assert_close(mine, torchs)
 
 
+@pytest.mark.usefixtures("needs_kernels")
+def test_rows_that_meet_a_vector_have_a_program_in_c() -> None:
+    def function(f: Any, x: Tensor) -> Tensor:
+        y = torch.tanh(f(x))
+        return torch.stack([torch.mv(y, f.bias), y.mv(f.weight[:, 0])], 1)
+
+    x = torch.randn(5, 4, dtype=torch.float64)
+    assert_as_autograd(Rowwise(function, 4, 3).double(), (x,))
+
+
 def test_bilinear_is_torchs() -> None:
     module = nn.Bilinear(3, 4, 5).double()
     x, y = (torch.randn(6, k, dtype=torch.float64) for k in (3, 4))

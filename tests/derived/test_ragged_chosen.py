@@ -96,6 +96,15 @@ def one_of(s: Chooses, x: Tensor, kind: Tensor) -> Tensor:
     return found
 
 
+def by_two_numbers(s: Chooses, x: Tensor, kind: Tensor) -> Tensor:
+    other = (kind * 2 + 1) % OUT
+    return torch.tanh(x[:, :OUT]) * s.b[kind, other].unsqueeze(1) + s.w[kind, other - OUT]
+
+
+def of_another_axis(s: Chooses, x: Tensor, kind: Tensor) -> Tensor:
+    return torch.tanh(x[:, :OUT]) * s.w[:, 1].softmax(0)[kind] + s.v[0, :, kind].t()
+
+
 WAYS = [
     by_bmm,
     from_behind,
@@ -107,6 +116,8 @@ WAYS = [
     entry_by_entry,
     both_ways,
     one_of,
+    by_two_numbers,
+    of_another_axis,
 ]
 
 
@@ -136,6 +147,17 @@ def test_a_kind_that_is_not_there() -> None:
         kind[3] = bad
         with pytest.raises(IndexError):
             program.forward(call_of_inside((x, kind), inside, {}))
+
+
+def test_by_two_numbers_none_out_of_range_is_another_entry() -> None:
+    module = Chooses(lambda s, x, kind: x[:, :OUT] * s.b[1 - kind, kind][:, None], edges=False)
+    x, kind = torch.randn(5, H), torch.tensor([0, 1, 2, 3, 1])
+    program = RaggedProgram(derive_inside(module, (x, kind), {}, pools=False), Operands(module))
+    inside = Inside(torch.tensor([5]), torch.zeros(5, dtype=torch.int64), {})
+    kind[3] = OUT  # b has a row 1 - OUT, counted from the end
+    assert 1 - OUT >= -KINDS
+    with pytest.raises(IndexError):
+        program.forward(call_of_inside((x, kind), inside, {}))
 
 
 def test_rows_of_several_updates_learn_apart() -> None:

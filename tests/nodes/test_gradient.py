@@ -65,6 +65,7 @@ class Both:
         self.parameters = [v for v in vars(self).values() if isinstance(v, nn.Parameter)]
         self.sum = GradientSum(self.parameters)
         self.lookup = Lookup(self.table, self.weight, weighs=True, bias=self.bias, padding=0)
+        self.by_two = Lookup(self.wide, rows=12)
         self.computed, self.later = Doubled(self.wide), Later(self.weight)
         self.dense = [{p: torch.zeros_like(p) for p in self.parameters} for _ in range(UPDATES)]
         self.came = [set[nn.Parameter]() for _ in range(UPDATES)]
@@ -153,6 +154,21 @@ class Both:
             back = torch.zeros_like(self.table)
             back.index_add_(0, of[kept], (its @ self.weight)[kept])
             self.note(self.table, update, back)
+        self.seen_otherwise(each)
+
+    def seen_otherwise(self, each: np.ndarray) -> None:
+        """Of two numbers a row, as of a table of more rows than the weight has."""
+        for add in (lambda ids, rows: self.sum.add_looked_up(self.by_two, [(rows, ids)]), self.at):
+            ids = torch.randint(12, (len(each),))
+            rows = torch.randn(len(each), 2, dtype=torch.float64)
+            add(ids, rows)
+            for update in {*each.tolist()}:
+                at = torch.from_numpy(each == update)
+                back = torch.zeros(12, 2, dtype=torch.float64).index_add(0, ids[at], rows[at])
+                self.note(self.wide, update, back)
+
+    def at(self, ids: Tensor, rows: Tensor) -> None:
+        self.sum.add_at(self.wide, ids, rows)
 
     def sort(self, each: np.ndarray) -> None:
         pair = (torch.randn(len(each), 5).double(), torch.randn(len(each), 4).double())

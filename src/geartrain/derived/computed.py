@@ -24,12 +24,13 @@ aten = torch.ops.aten
 
 _PARTS: Final = (aten.slice.Tensor, aten.select.int)
 """Which of an operand, where they meet no rows in a product, have no steps."""
+_SEEN: Final = (aten.view.default, aten._unsafe_view.default)
+"""How a table may be seen that is looked up in."""
 _VIEWS: Final = frozenset(
     {
         aten.t.default,
         *_PARTS,
-        aten.view.default,
-        aten._unsafe_view.default,
+        *_SEEN,
         aten.unsqueeze.default,
         aten.squeeze.dim,
         aten.squeeze.dims,
@@ -118,9 +119,9 @@ def _computed(whole: CountedGraph, reader: fx.Node, x: fx.Node) -> fx.Node | Non
         assert isinstance(own, fx.Node)
         of = own.args[0] if own.target is aten.slice.Tensor else own
         return None if of in whole.operands else own
-    y = x
+    looks, y = reader.target is aten.embedding.default and x is args[0], x
     while y.target in _VIEWS:
-        if y.target in _PARTS:
+        if y.target in _PARTS or (looks and y.target not in _SEEN):
             return x
         source = y.args[0]
         assert isinstance(source, fx.Node)

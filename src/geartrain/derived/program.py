@@ -347,11 +347,12 @@ class Program(AbstractKernel):
         elif term.how == "sum":
             into.add_sum(parameter, _rows(found[0]))
         else:
-            rows, ids = found[0].reshape(-1, *parameter.shape[1:]), found[1].reshape(-1)
+            tail = (parameter.numel() // term.table,) if term.table else parameter.shape[1:]
+            rows, ids = found[0].reshape(-1, *tail), found[1].reshape(-1)
             if term.padding >= 0:
                 learns = ids != term.padding
                 rows, ids = rows[learns], ids[learns]
-            if self.operands.sparse[term.operand]:
+            if self.operands.sparse[term.operand] and not term.table:
                 into.add_rows(parameter, ids.long(), rows)
             else:
                 into.add_at(parameter, ids, rows)

@@ -70,6 +70,7 @@ class Lookups:
             or known.weight is not weight
             or known.bias is not bias
         ):
-            rest = term.columns, term.padding, sparse[term.operand]
+            rows = sparse[term.operand] and not term.table
+            rest = term.columns, term.padding, rows, term.table
             known = self._known[term] = Lookup(table, weight, term.weighs, bias, *rest)
         return known

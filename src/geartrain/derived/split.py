@@ -329,16 +329,18 @@ class _Cut:
 
     def _by_row(self, k: int, d: fx.Node, shape: Sequence[int]) -> Summand | None:
         """Of a table: rows and which they are, if that has some for each row."""
-        if d.target in VIEWS:  # it has more axes, and is seen as a table
+        while d.target in VIEWS:  # it has other axes, and is seen as a table
             d = cast(fx.Node, d.args[0])
         if d.target is not aten.embedding_dense_backward.default:
             return None
         args: Any = d.args
         if args[4]:
             raise GraphError("an embedding's scale_grad_by_freq mixes rows")
-        if not self._all.is_many(args[1]) or args[2] != shape[0]:
+        if not self._all.is_many(args[1]):
             return None
         rows = args[0]
+        if len(shape) != 2 or args[2] != shape[0]:
+            return Summand(k, "rows", (rows, args[1]), self._of[d], args[3], table=args[2])
         while rows.target in VIEWS and self._all.is_whole(rows.args[0]):
             rows = rows.args[0]
         return Summand(k, "rows", (rows, args[1]), self._of[d], args[3])

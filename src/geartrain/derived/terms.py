@@ -27,6 +27,8 @@ class Term:
         bias: Of what is looked up: the operand whose gradient is the sum of all rows; -1: none.
         columns: Of products: which of the weight's, first and end of neighbours; of what is looked
             up: which meet the table; None: all.
+        table: Of rows of a weight that is looked up in as a table of other rows than its own: how
+            many these are; 0: it is looked up in as it is.
     """
 
     operand: int
@@ -38,3 +40,4 @@ class Term:
     weighs: bool = False
     bias: int = -1
     columns: tuple[tuple[int, int], ...] | None = None
+    table: int = 0

@@ -141,6 +141,7 @@ class Reckoning(IntEnum):
     AND = auto()
     OR = auto()
     XOR = auto()
+    WITHIN = auto()
 
 
 class Elementary(IntEnum):

@@ -257,14 +257,14 @@ class GradientSum(AbstractByUpdate):
         self._slots[parameter].rows.append((indices, rows))
 
     def add_at(self, parameter: torch.nn.Parameter, indices: Tensor, rows: Tensor) -> None:
-        """Add ``rows[i]`` to row ``indices[i]`` of a dense gradient, where it lies.
+        """Add ``rows[i]`` to row ``indices[i]`` of a dense gradient, seen as such rows.
 
-        indices ``(n,)`` integers, rows ``(n, ...)``, the parameter ``(v, ...)``.
+        indices ``(n,)`` integers, rows ``(n, ...)``, the parameter ``(v, ...)`` or as many entries.
         """
         if self._updates is not None:
             self._add_each(GradientSum.add_at, parameter, indices, rows)
             return
-        self._slots[parameter].begun().index_add_(0, indices, rows.to(parameter.dtype))
+        self._slots[parameter].add_at(indices, rows.to(parameter.dtype))
 
     def begun(self, parameter: torch.nn.Parameter) -> Tensor:
         """The dense sum so far, zeros if nothing came, to be added to."""

@@ -67,6 +67,7 @@ class Lookup:
             them; None: all.
         padding: The row that gets no gradient, or -1.
         sparse: Whether the table gets its gradient as rows.
+        rows: How many rows it is seen as, if they are not its own; else 0.
     """
 
     table: Tensor
@@ -76,17 +77,29 @@ class Lookup:
     columns: tuple[tuple[int, int], ...] | None = None
     padding: int = -1
     sparse: bool = False
+    rows: int = 0
 
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for lookups that are alike, as long as their tensors live."""
         some = tuple([None if x is None else id(x) for x in (self.weight, self.bias)])
-        return id(self.table), some, self.weighs, self.columns, self.padding, self.sparse
+        return id(self.table), some, self.weighs, self.columns, self.padding, self.sparse, self.rows
 
     @property
     def width(self) -> int:
         """Of rows of the gradient."""
-        return int(self.table.shape[1] if self.weight is None else self.weight.shape[0])
+        return int(
+            self.table.numel() // self.limit if self.weight is None else self.weight.shape[0]
+        )
+
+    @property
+    def limit(self) -> int:
+        """How many rows are looked up in."""
+        return self.rows or self.table.shape[0]
+
+    def seen(self, table: Tensor) -> Tensor:
+        """The table, or its gradient, as it is looked up in."""
+        return table.view(self.rows, -1) if self.rows else table
 
     @property
     def learns(self) -> bool:
@@ -114,15 +127,18 @@ class Lookup:
         table, weight = self.table, self.weight
         if self.bias is not None and self.bias.requires_grad:
             into.begun(cast(nn.Parameter, self.bias)).add_(sums.sum(0))
-        if not self.sparse and not operations.listening and may_multiply(sums, table, weight):
+        seen = self.seen(table) if table.is_contiguous() else table
+        if not self.sparse and not operations.listening and may_multiply(sums, seen, weight):
             first = 0 if self.columns is None else self.columns[0][0]
             weighs = weight is not None and self.weighs and weight.requires_grad
             to_weight = into.begun(cast(nn.Parameter, weight)) if weighs else None
-            to_table = into.begun(cast(nn.Parameter, table)) if table.requires_grad else None
+            to_table = None
+            if table.requires_grad:
+                to_table = self.seen(into.begun(cast(nn.Parameter, table)))
             multiply_sums(
                 ids,
                 sums,
-                table,
+                seen,
                 weight,
                 first,
                 self.padding,
@@ -148,7 +164,7 @@ class Lookup:
     def add_all(self, found: SumsById, of: Callable[[int], AbstractSums]) -> None:
         """Add what has been summed to the gradients of each update."""
         ids, rows = found.take()
-        limit = self.table.shape[0]
+        limit = self.limit
         if ids.max() < limit:
             self.add(torch.from_numpy(ids), rows, of(0))
             return
@@ -197,7 +213,7 @@ class LookedUpSums:
         """
         if not lookup.learns:
             return
-        rows, n = lookup.table.shape[0], sum([ids.shape[0] for _, ids in pieces])
+        rows, n = lookup.limit, sum([ids.shape[0] for _, ids in pieces])
         if operations.listening:
             lookup.tell(n)
         known = self._known.get(lookup.key)

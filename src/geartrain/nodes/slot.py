@@ -123,6 +123,12 @@ class Slot:
             self.written().copy_(value)
         self.fresh = False
 
+    def add_at(self, indices: Tensor, rows: Tensor) -> None:
+        """Add rows at these of as many entries."""
+        begun = self.begun()
+        begun = begun if begun.shape[1:] == rows.shape[1:] else begun.view(-1, *rows.shape[1:])
+        begun.index_add_(0, indices, rows)
+
     def multiply_at(self, indices: Tensor, left: Tensor, right: Tensor) -> None:
         """Add the product of row i of both to row ``indices[i]``, seen as a matrix."""
         begun = self.begun().view(-1, left.shape[1], right.shape[1])

@@ -108,7 +108,7 @@ def _computed(small: _Forward, large: _Forward) -> list[int]:
             read: Any = y
             if x.target in PRODUCTS and y is x.args[-1]:
                 read = y.args[0] if y.target is aten.t.default else y
-            if (_viewed(y) if read is y and x.target not in PRODUCTS else read) not in own:
+            if (viewed(y) if read is y and x.target not in PRODUCTS else read) not in own:
                 found.add(read)
     return [k for k, x in enumerate(small.nodes) if x in found]
 
@@ -121,7 +121,7 @@ def _is_of_no_size(x: fx.Node, twin: fx.Node, small: Trace, large: Trace) -> boo
     return repr(numbers[0]) == repr(numbers[1])
 
 
-def _viewed(x: Any) -> Any:
+def viewed(x: Any) -> Any:
     """What a node is a view of that costs nothing."""
     while isinstance(x, fx.Node) and x.target in _VIEWS:
         x = x.args[0]

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from geartrain.derived.computed import ComputedWeights
+from geartrain.derived.ragged.computed import viewed
 from geartrain.derived.ragged.drafts import needed, of_named, parts_added, together
 from geartrain.derived.ragged.integers import above, are_of_each, counts
 from geartrain.derived.ragged.looked_up import learned_of
@@ -79,6 +80,7 @@ class RaggedTerm:
         index: Of ``rows`` and ``products``: their numbers.
         named: Of ``product``: the parts of rows of the first tensor that are not zero; None: all
             may be something.
+        table: Of ``rows``: as of ``Term``.
     """
 
     operand: int
@@ -88,6 +90,7 @@ class RaggedTerm:
     padding: int = -1
     index: fx.Node | None = None
     named: NamedParts | None = None
+    table: int = 0
 
 
 def _of_parts(term: RaggedTerm, added: Mapping[Buffer, NamedParts]) -> RaggedTerm:
@@ -324,8 +327,8 @@ class Cutter:
             if math.prod(shape) != math.prod(found.tail):
                 raise Refused("a sum of rows for other than all entries")
             yield RaggedTerm(operand, "sum" if len(shape) == 1 else "sum of axes", (found,), of)
-        elif not turned and (table := self._table(d)) is not None:
-            yield from self._of_table(operand, *table[:2], of, table[2])
+        elif not turned and (table := self._table(viewed(d))) is not None:
+            yield from self._of_table(operand, *table[:2], of, table[2], viewed(d))
         else:
             raise Refused(f"a weight's gradient is of {target}")
 
@@ -377,20 +380,29 @@ class Cutter:
         return None
 
     def _of_table(
-        self, operand: int, rows: fx.Node, index: fx.Node, of: frozenset[int], padding: int
+        self,
+        operand: int,
+        rows: fx.Node,
+        index: fx.Node,
+        of: frozenset[int],
+        padding: int,
+        table: fx.Node,
     ) -> Iterator[RaggedTerm]:
-        found = self._low.ints_of(index)
+        """Rows of a weight by number, or of a table that it is seen as."""
+        found, shape = self._low.ints_of(index), self._low.shapes[self._low.operands[operand]]
+        seen = self._low.shapes[table]
+        many = 0 if seen == shape else seen[0]
         if found is None:
-            if padding >= 0:
+            if padding >= 0 or many:
                 raise Refused("rows of a table by numbers that are computed")
-            shape = self._low.shapes[self._low.operands[operand]]
             rows_of = self._tensor(learned_of(self._low, rows, index, shape), late=True)
             yield RaggedTerm(operand, "sum" if len(shape) == 1 else "sum of axes", (rows_of,), of)
             return
         self._low.ints(found[0])
         outer = self._low.matrices.get(rows)
         if not isinstance(outer, OuterProducts) or padding >= 0:
-            yield RaggedTerm(operand, "rows", (self._rows(rows, flat=True),), of, padding, found[0])
+            flat = (self._rows(rows, flat=True),)
+            yield RaggedTerm(operand, "rows", flat, of, padding, found[0], table=many)
             return
         for pair in outer.pairs:
             both = [self._rows(y, flat=True) for y in pair]

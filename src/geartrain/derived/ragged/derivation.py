@@ -33,6 +33,7 @@ from geartrain.derived.ragged.values import TraceCounts
 from geartrain.derived.steps.places import Refused
 from geartrain.derived.structure import Structure
 from geartrain.derived.traces.counted import Function
+from geartrain.derived.traces.indexed import RowsOfTables
 from geartrain.derived.traces.joint import trace
 from geartrain.derived.traces.record import LooksAtValues, Trace, record
 from geartrain.derived.traces.unsearched import taken_apart
@@ -300,7 +301,8 @@ class _RaggedDerivation:
         n, lengths = len(operands), self._lengths
 
         def flat(*given: Tensor) -> tuple[Tensor, ...]:
-            return self._traced(given[:n], [x.clone() for x in given[n:]])
+            with RowsOfTables(given[:n], rows=False):
+                return self._traced(given[:n], [x.clone() for x in given[n:]])
 
         whole = torch.func.functionalize(flat)
         at = None if lengths is None else n + lengths

@@ -445,8 +445,9 @@ class RaggedProgram:
             rows = rows[:, :, None] * tensors[1][:, None]
         if term.padding >= 0:
             rows = rows.masked_fill((ids == term.padding)[:, None], 0.0)
-        rows = rows.reshape(-1, *parameter.shape[1:])
-        if sparse:
+        if not term.table:
+            rows = rows.reshape(-1, *parameter.shape[1:])
+        if sparse and not term.table:
             into.add_rows(parameter, ids, rows)
         else:
             into.add_at(parameter, ids, rows)

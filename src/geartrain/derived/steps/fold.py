@@ -11,7 +11,7 @@ come. What a table's rows are added to before the weight, if those are of tables
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, final
 
 import torch
@@ -82,6 +82,7 @@ class Summand:
     weighs: bool = False
     bias: int = -1
     columns: tuple[Columns, ...] | None = None
+    table: int = 0
 
     def term(self, first: int) -> Term:
         """With its tensors from there on."""
@@ -95,6 +96,7 @@ class Summand:
             self.weighs,
             self.bias,
             self.columns,
+            self.table,
         )
 
 
@@ -159,6 +161,9 @@ class Folding:
             if summand.how != "rows" or not (own and self._is_of_table(summand)):
                 found.append(summand)
                 continue
+            if summand.table:  # it is another's rows, of which no weight knows
+                found.append(replace(summand, how="looked up"))
+                continue
             leaves = list(self._leaves(summand.tensors[0]))
             if not any(self._is_product(leaf) for leaf, _ in leaves):
                 leaves = [(summand.tensors[0], None)]
@@ -186,7 +191,7 @@ class Folding:
     def _is_of_table(self, summand: Summand) -> bool:
         """Whether it is rows of a matrix, one for each row."""
         matrix = len(self._shapes[self._operands[summand.operand]]) == 2
-        return matrix and self._names_rows(summand.tensors[1])
+        return (matrix or summand.table > 0) and self._names_rows(summand.tensors[1])
 
     def _names_rows(self, ids: fx.Node) -> bool:
         """Whether it names one row of a table for each row."""

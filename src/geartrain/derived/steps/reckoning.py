@@ -20,6 +20,7 @@ from geartrain.derived.steps.broadcast import broadcast
 from geartrain.derived.steps.integers import across
 from geartrain.derived.steps.pieces import axis_of
 from geartrain.derived.steps.places import Like, Places, Refused, Value, like_of
+from geartrain.derived.traces.indexed import WITHIN
 from geartrain.native.fused import At, Op, Reckoning
 
 aten = torch.ops.aten
@@ -160,7 +161,7 @@ def _side_by_side(places: Places, x: fx.Node) -> Value:
     return out
 
 
-_DIVIDING: Final = {Reckoning.DIVIDED, Reckoning.LEFT}
+_DIVIDING: Final = {Reckoning.DIVIDED, Reckoning.LEFT, Reckoning.WITHIN}
 _OF_TWO: Final[Mapping[Any, Reckoning]] = {
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), Reckoning.PLUS),
     **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), Reckoning.MINUS),
@@ -173,6 +174,7 @@ _OF_TWO: Final[Mapping[Any, Reckoning]] = {
     **dict.fromkeys((aten.maximum.default, aten.clamp_min.default), Reckoning.UPPER),
     aten.floor_divide.default: Reckoning.DIVIDED,
     **dict.fromkeys((aten.remainder.Scalar, aten.remainder.Tensor), Reckoning.LEFT),
+    WITHIN: Reckoning.WITHIN,
 }
 CONSTANTS: Final[Mapping[Any, Callable[[Sequence[Any]], Any]]] = {
     **dict.fromkeys((aten.zeros_like.default, aten.new_zeros.default), lambda args: 0),

@@ -179,6 +179,8 @@ def _add_quotient(
 OTHERWISE: Final[Mapping[Any, Callable[..., Tensor]]] = {
     torch.matmul: _matmul,
     torch.Tensor.matmul: _matmul,
+    torch.mv: lambda input, vec: _matmul(input, vec),
+    torch.Tensor.mv: lambda input, vec: _matmul(input, vec),
     torch.bincount: _counted,
     Tensor.bincount: _counted,
     torch.nn.functional.one_hot: _one_hot,

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ def trace(
             # Copies, as autograd lets nobody write into a leaf; the graph loses them again.
             own = [x.clone() for x in _merged(xs, floats, real)]
             given = _merged(theta, learns, learned)
-            with nullcontext() if composed else RowsOfTables(given):
+            with RowsOfTables(given, rows=not composed):
                 ys = function(given, own)
             floating = tuple(y for y in ys if y.is_floating_point())
             # Here and not by what ``vjp`` returns: that imports a compiler, for a second or two.
