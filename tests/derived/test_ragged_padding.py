@@ -233,7 +233,7 @@ def test_members_in_another_order_are_not_the_members() -> None:
     def itself(s: Padded, x: Tensor, mask: Tensor, inside: gt.Inside) -> Tensor:
         return torch.tanh(x)
 
-    with pytest.raises(GraphError, match="entries are taken by several numbers"):
+    with pytest.raises(GraphError, match="rows are taken by numbers that are computed"):
         derive_inside(Padded(turned, itself), (torch.randn(5, H),), {}, pools=False)
 
 
