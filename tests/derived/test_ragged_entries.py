@@ -12,6 +12,7 @@ from geartrain.derived.operands import Operands
 from geartrain.derived.ragged.calls import RaggedCall, call_of_inside
 from geartrain.derived.ragged.derivation import derive_inside
 from geartrain.derived.ragged.program import RaggedProgram
+from geartrain.errors import GraphError
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from tests.rigs.ragged import assert_as_torch, tangents
@@ -77,6 +78,15 @@ def test_of_a_row_the_entry_of_a_kind(how: str, lengths: list[int]) -> None:
 
     leaf = x.clone().requires_grad_()
     assert_as_torch(module, run, [module(leaf, inside)], [leaf])
+
+
+def test_a_mask_that_says_how_many_rows_there_are_has_no_program() -> None:
+    def chosen(sent: Tensor, source: Tensor, kind: Tensor) -> Tensor:
+        return sent[source[kind == 1]].sum((0, 1))[None].expand(len(kind), -1)
+
+    module = OfKinds(chosen)
+    with pytest.raises(GraphError, match="rows are chosen by a mask"):
+        _program(module)
 
 
 @pytest.mark.parametrize("first", [1, -KINDS - 1])

@@ -87,6 +87,7 @@ def _regions(
     lines = []
     layout = graph.layout()
     regions = layout.regions(endings)
+    reaches = layout.reaching(regions)
     for region in regions:
         inside = ", ".join(names[number] for number in sorted(region.operators))
         how = "runs whole" if region.whole else f"runs by steps, as {region.reason}"
@@ -94,16 +95,17 @@ def _regions(
             how += ", unless its parts count rows or have windows"
         if region.whole and region.deciding:
             how += f", payload decides ({', '.join(names[k] for k in region.deciding)})"
+        if not region.whole and any(region.operators <= r.operators for r in reaches):
+            how += ", unless it goes with others, as said below"
         kind = "loop" if region.loops else "section"
         lines.append(f"  {kind} '{region.name.removesuffix(' section')}' {how}: {inside}")
-    reaches = layout.reaching(regions)
     for reach in reaches:
         inner = reach.made_of or [reach]
         more = reach.operators.difference(*(r.operators for r in reach.made_of))
         whose = " and ".join(f"'{r.name.removesuffix(' section')}'" for r in inner)
         told = ", ".join(names[k] for k in sorted(more) if names[k] != reach.name)
-        together = " together" if len(reach.made_of) > 1 else ""
-        takes = f"runs{together} with {told}" if told else f"runs{together}"
+        takes = "run together" if len(reach.made_of) > 1 else "runs"
+        takes += f" with {told}" if told else ""
         lines.append(f"  on one worker, with updates of instances, {whose} {takes}")
     taken = {number for r in (*regions, *reaches) if r.whole for number in r.operators}
     for stack in layout.stacks(endings, (), taken):

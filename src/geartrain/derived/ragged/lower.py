@@ -83,6 +83,8 @@ class Lowering(AbstractLowering):
     """The operators that have steps."""
 
     def convert(self, x: fx.Node) -> None:
+        if x.target is aten.index.Tensor and self._has_as_many_as(x):
+            raise Refused("rows are chosen by a mask, as many as it says: multiply by it instead")
         if self.padding is None or self.late(x):
             self._convert_any(x)
             return
@@ -129,6 +131,11 @@ class Lowering(AbstractLowering):
         else:
             arithmetic(self, x)
         check_exact(self, x)
+
+    def _has_as_many_as(self, x: fx.Node) -> bool:
+        """Whether a mask says how many rows there are, and they are not those of anything."""
+        masks = [s for s in x.all_input_nodes[1:] if s.meta.get("dtype") is torch.bool]
+        return bool(masks) and not self.has_rows_first(x)
 
     def _count_up(self, x: fx.Node) -> None:
         """0, 1, ...: the numbers of rows, or of members in their bundle."""
