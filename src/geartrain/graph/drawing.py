@@ -49,6 +49,8 @@ _SHAPES = {
     "stop": ("([", "])", "plaintext"),
 }
 _OTHER = ("(", ")", "ellipse")
+_WIDEST = 72
+"""Columns of a text; what is longer, as the reason why a module runs again, moves no other line."""
 
 
 def text(graph: AbstractGraph) -> str:
@@ -66,7 +68,7 @@ def text(graph: AbstractGraph) -> str:
             (f"{label}: " if label else "") + reader.name for label, reader in targets[operator.id]
         )
         rows.append((str(operator.id), operator.name, does, f"→ {to}" if to else ""))
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    widths = [min(max(len(row[i]) for row in rows), _WIDEST) for i in range(3)]
     parts = len({id(t.owner) for t in graph.throughs() if t.has_state})
     head = f"graph of {len(operators)} operators, {parts} parts"
     lines = [
