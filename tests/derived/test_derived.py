@@ -429,6 +429,33 @@ def test_a_session_learns_with_a_derived_kernel_what_it_learns_by_running_again(
     _close(list(weights("activations")), list(weights("inputs")))
 
 
+class Turned(nn.Module):
+    """Pairs as complex numbers, turned: torch has it, as views that want numbers side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(D, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(self.map(x).view(-1, 4, 2))
+        angle = torch.arange(4.0, dtype=x.dtype)
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(1)
+
+
+def test_gradients_that_are_spread_out_come_as_those_of_the_trace() -> None:
+    torch.manual_seed(0)
+    module, x = Turned().double(), _floats(D)
+    one: Tensor = _floats(1).expand(-1, 8)  # as that of a sum is
+    kernel = DerivedKernel("turned", module)
+    found = _run(kernel, module, (x,), [one], [list(range(ROWS))])[1]
+    assert kernel.refused is None
+    with torch.no_grad():
+        _, kept = kernel.forward((x,))
+        (spread,) = kernel.backward((one,), kept, None, GradientSum(module.parameters()))
+    _close(found, _autograd(module, (x,), [one]))
+    _close([spread], found[:1])
+
+
 def test_in_bfloat16_it_works_between_casts() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(D, 8), nn.GELU(), nn.Linear(8, 2))

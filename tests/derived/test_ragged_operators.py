@@ -176,12 +176,25 @@ def by_place(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
     return s.o(torch.einsum("nm,nmd->nd", share * (1 + at / 7), m))
 
 
+def mask_compared(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
+    score = torch.bmm(s.k(m), h.unsqueeze(2)).squeeze(2)
+    share = score.masked_fill(mask == 0, -math.inf).softmax(1)
+    return s.o(torch.bmm(share.unsqueeze(1), m).squeeze(1))
+
+
+def mask_added(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
+    score = (s.q(h)[:, None] * m).sum(2) + (1.0 - mask.to(m.dtype)) * -1e9
+    seen = torch.where(mask.to(m.dtype) > 0.5, score, score.new_full((), -1e9))
+    return ((score + seen).softmax(1)[..., None] * s.v(m)).sum(1)
+
+
 WAYS: Mapping[str, Forward] = {
     f.__name__: f
     for f in (
         *(own_heads, keys_times_query, einsum_heads, heads_last, fused, fused_one, block),
         *(shares_of_heads, norm_of_members, most, first_most, least, most_of_each),
         *(row_beside_members, means, gated, logs, twice, near, by_place),
+        *(mask_compared, mask_added),
     )
 }
 ENTRIES: Mapping[str, Callable[[Tensor], Tensor]] = {

@@ -121,6 +121,12 @@ def attention(s: Padded, x: Tensor, mask: Tensor, inside: gt.Inside) -> Tensor:
     return (share[..., None] * s.l(x)).sum(1)
 
 
+def mask_as_numbers(s: Padded, x: Tensor, mask: Tensor, inside: gt.Inside) -> Tensor:
+    score = s.query(x)[..., 0] + (1 - mask.to(x.dtype)) * -1e9
+    share = score.masked_fill(mask == 0, -1e9).softmax(1)
+    return (share[..., None] * s.l(x)).sum(1)
+
+
 def most(s: Padded, x: Tensor, mask: Tensor, inside: gt.Inside) -> Tensor:
     return x.masked_fill(~mask[..., None], -1e9).amax(1)
 
@@ -145,7 +151,8 @@ def one_by_one(s: Padded, x: Tensor, mask: Tensor, inside: gt.Inside) -> Tensor:
 
 
 POOLS: Mapping[str, Way] = {
-    f.__name__: f for f in (mean, attention, most, places, made_of_places, a_table_of_places)
+    f.__name__: f
+    for f in (mean, attention, mask_as_numbers, most, places, made_of_places, a_table_of_places)
 }
 
 
@@ -233,7 +240,7 @@ def test_members_in_another_order_are_not_the_members() -> None:
     def itself(s: Padded, x: Tensor, mask: Tensor, inside: gt.Inside) -> Tensor:
         return torch.tanh(x)
 
-    with pytest.raises(GraphError, match="entries are taken by several numbers"):
+    with pytest.raises(GraphError, match="rows are taken by numbers that are computed"):
         derive_inside(Padded(turned, itself), (torch.randn(5, H),), {}, pools=False)
 
 

@@ -429,6 +429,13 @@ def test_a_graph_prints_every_operator_and_where_its_rows_go():
     assert re.search(r"7  map broadcast +broadcast +→ where, merge", text)
 
 
+def test_a_long_reason_moves_no_other_line():
+    graph = Graph(vertex=("column" * 40,))
+    graph.input("x").through(nn.Linear(4, 2), name="map").loss(none, target="column" * 40)
+    lines = str(graph).splitlines()
+    assert len(lines[3]) > 200 and lines[1].index("→") < 100
+
+
 def test_a_graph_draws_itself_as_mermaid_and_dot():
     graph = small()
     mermaid, dot = graph.mermaid(), graph.dot()

@@ -150,6 +150,14 @@ def test_holding_single_rows_is_refused():
         graph.check()
 
 
+def test_a_memory_with_which_no_row_begins_says_who_should():
+    graph = gt.Graph()
+    held = graph.input("x", shape=(H,), dtype=torch.float32, bundle=True).hold(name="states")
+    graph.input("h", shape=(H,), dtype=torch.float32).attend(held, Read()).loss(loss)
+    with pytest.raises(GraphError, match="rows that attend to it begin with it: pooled"):
+        graph.check()
+
+
 def test_a_memory_that_nobody_reads_is_refused():
     graph, _, rows = begun()
     rows.loss(loss)

@@ -296,6 +296,7 @@ class Heard(nn.Module):
 
 def test_a_loop_takes_the_section_behind_it_whose_rows_only_it_can_count():
     assert "section 'last' runs by steps, as how many rows enter it" in str(compared())
+    assert ", unless it goes with others, as said below: last" in str(compared())
     assert names(compared()) == ALL
     assert {"last", "two", "far"} <= names(compared(), reach=False)
     whole, steps = (accumulate(compared(run), trees(), Order()) for run in ("auto", "steps"))

@@ -229,9 +229,9 @@ class Program(AbstractKernel):
                 self._add(term, operands, found[term.first :], into)
 
     def _tangents(self, gradients: Gradient) -> tuple[frozenset[int], list[Tensor]]:
-        """Which of them came, and all with zeros in place of the others, if any came."""
+        """Which of them came, and all as they were traced: whole, with zeros for the others."""
         parts = self._parts
-        some = [gradients[j] for j in parts.tangents]
+        some = [None if (d := gradients[j]) is None else d.contiguous() for j in parts.tangents]
         dys = [d for d in some if d is not None]
         if len(dys) == len(some) or not dys:
             return frozenset(range(len(dys))), dys

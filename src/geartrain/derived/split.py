@@ -275,7 +275,7 @@ class _Cut:
                 continue
             args: Any = x.args
             *bias, rows, weight = args
-            if weight in self._here or self._of[weight]:
+            if weight in self._here or weight in self._rows or self._of[weight]:
                 continue
             if weight.target is aten.t.default:
                 if bias and (bias[0] in self._here or len(self._shapes[bias[0]]) != 1):

@@ -354,7 +354,8 @@ class View:
             if self._nowhere is not None:
                 raise GraphError(
                     f"{self._nowhere}, so vertex column '{name}' cannot be read; send one row for "
-                    "every vertex, or make it a column of whole instances: Graph(value=...)"
+                    "every vertex, make it a column of whole instances, Graph(value=...), or read "
+                    "it where rows are at a vertex: before the group, or behind who pools"
                 )
             return arena.vertices[name].take(state[VERTEX], 0)
         if name in schema.edge:

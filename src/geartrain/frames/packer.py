@@ -272,7 +272,8 @@ class Packer:
         if not isinstance(rows, Tensor) or rows.ndim == 0:
             raise DataError(
                 f"{called(instance)}: input '{operator.name}' is {type(rows).__name__}; bring a "
-                "tensor (n, ...) or a pair (tensor, vertices)"
+                "tensor (n, ...) or a pair (tensor, vertices); where a row is several tensors, an "
+                "input each, and concat(), or a function: through(lambda h: (h, h * 0))"
             )
         if not is_plain(rows):
             require_plain(instance)

@@ -49,6 +49,8 @@ _SHAPES = {
     "stop": ("([", "])", "plaintext"),
 }
 _OTHER = ("(", ")", "ellipse")
+_WIDEST = 72
+"""Columns of a text; what is longer, as the reason why a module runs again, moves no other line."""
 
 
 def text(graph: AbstractGraph) -> str:
@@ -66,7 +68,7 @@ def text(graph: AbstractGraph) -> str:
             (f"{label}: " if label else "") + reader.name for label, reader in targets[operator.id]
         )
         rows.append((str(operator.id), operator.name, does, f"→ {to}" if to else ""))
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    widths = [min(max(len(row[i]) for row in rows), _WIDEST) for i in range(3)]
     parts = len({id(t.owner) for t in graph.throughs() if t.has_state})
     head = f"graph of {len(operators)} operators, {parts} parts"
     lines = [
@@ -87,6 +89,7 @@ def _regions(
     lines = []
     layout = graph.layout()
     regions = layout.regions(endings)
+    reaches = layout.reaching(regions)
     for region in regions:
         inside = ", ".join(names[number] for number in sorted(region.operators))
         how = "runs whole" if region.whole else f"runs by steps, as {region.reason}"
@@ -94,16 +97,17 @@ def _regions(
             how += ", unless its parts count rows or have windows"
         if region.whole and region.deciding:
             how += f", payload decides ({', '.join(names[k] for k in region.deciding)})"
+        if not region.whole and any(region.operators <= r.operators for r in reaches):
+            how += ", unless it goes with others, as said below"
         kind = "loop" if region.loops else "section"
         lines.append(f"  {kind} '{region.name.removesuffix(' section')}' {how}: {inside}")
-    reaches = layout.reaching(regions)
     for reach in reaches:
         inner = reach.made_of or [reach]
         more = reach.operators.difference(*(r.operators for r in reach.made_of))
         whose = " and ".join(f"'{r.name.removesuffix(' section')}'" for r in inner)
         told = ", ".join(names[k] for k in sorted(more) if names[k] != reach.name)
-        together = " together" if len(reach.made_of) > 1 else ""
-        takes = f"runs{together} with {told}" if told else f"runs{together}"
+        takes = "run together" if len(reach.made_of) > 1 else "runs"
+        takes += f" with {told}" if told else ""
         lines.append(f"  on one worker, with updates of instances, {whose} {takes}")
     taken = {number for r in (*regions, *reaches) if r.whole for number in r.operators}
     for stack in layout.stacks(endings, (), taken):

@@ -187,7 +187,8 @@ def readable(node: str, name: str, columns: frozenset[str], schema: Schema) -> N
     hint = edges if name in schema.edge else nowhere if name in schema.vertex else ""
     raise GraphError(
         f"'{node}': column '{name}' {why}; rows can read {sorted(here)}. Columns of instances are "
-        f"declared in Graph(vertex=..., edge=..., value=...), columns of rows by move(...){hint}"
+        "declared in Graph(vertex=..., edge=..., value=...), columns of rows by input(..., step=0) "
+        f"or move(step=...){hint}"
     )
 
 

@@ -267,7 +267,8 @@ class Group(AbstractNode):
         if low < 1 or high > _MOST_MEMBERS:
             raise GraphError(
                 f"'{self.name}': a group got size {low if low < 1 else high:,} while a member is "
-                f"here; sizes are 1 or more, at most {_MOST_MEMBERS:,}"
+                f"here; sizes are 1 or more, at most {_MOST_MEMBERS:,}, and the member says "
+                "them as it came, before by= moves it: a child how many children its parent has"
             )
         return sizes
 

@@ -31,7 +31,9 @@ def arithmetic(low: AbstractLowering, x: fx.Node) -> None:
     args: list[Any] = [low.number(a) for a in x.args]
     if x.kwargs and dict(x.kwargs) != {"approximate": "none"}:
         raise Refused(f"{target} with options")
-    if target in NUMBERED:
+    if not any(isinstance(a, fx.Node) for a in args):
+        low.values[x] = Constant(_of_numbers(low, x, args))
+    elif target in NUMBERED:
         same_numbers(x, low.twin[x])
         op, sources, number = NUMBERED[target](*args)
         low.elementwise(x, op, sources, number, ones=len(sources) - 1)
@@ -43,6 +45,23 @@ def arithmetic(low: AbstractLowering, x: fx.Node) -> None:
         _of_two(low, x, args)
     else:
         raise Refused(f"{target} has no steps")
+
+
+def _of_numbers(low: AbstractLowering, x: fx.Node, args: list[Any]) -> float:
+    """What an operator makes of tensors that are the same everywhere, as ``1 - mask`` is.
+
+    Raises:
+        Refused: It is not done entry by entry, or depends on how many rows there are.
+    """
+    target: Any = x.target
+    same_numbers(x, low.twin[x])
+    if not any(target in each for each in (NUMBERED, ONE, NUMBERS, TWO)):
+        raise Refused(f"{target} has no steps")
+    given = [
+        torch.tensor(a, dtype=s.meta["dtype"]) if isinstance(s, fx.Node) else a
+        for a, s in zip(args, x.args, strict=True)
+    ]
+    return float(target(*given))
 
 
 def _with_number(low: AbstractLowering, x: fx.Node, args: list[Any]) -> None:

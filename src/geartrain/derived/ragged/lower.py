@@ -32,6 +32,7 @@ from geartrain.derived.ragged.over import OVER, sums_rows
 from geartrain.derived.ragged.pairs import PAIRED_ROWS, fit_pairs, of_places
 from geartrain.derived.ragged.traced import SAME, numbers_of
 from geartrain.derived.ragged.values import (
+    EDGES,
     MEMBERS,
     NO_ROWS,
     Axes,
@@ -82,6 +83,8 @@ class Lowering(AbstractLowering):
     """The operators that have steps."""
 
     def convert(self, x: fx.Node) -> None:
+        if x.target is aten.index.Tensor and self._has_as_many_as(x):
+            raise Refused("rows are chosen by a mask, as many as it says: multiply by it instead")
         if self.padding is None or self.late(x):
             self._convert_any(x)
             return
@@ -129,6 +132,11 @@ class Lowering(AbstractLowering):
             arithmetic(self, x)
         check_exact(self, x)
 
+    def _has_as_many_as(self, x: fx.Node) -> bool:
+        """Whether a mask says how many rows there are, and they are not those of anything."""
+        masks = [s for s in x.all_input_nodes[1:] if s.meta.get("dtype") is torch.bool]
+        return bool(masks) and not self.has_rows_first(x)
+
     def _count_up(self, x: fx.Node) -> None:
         """0, 1, ...: the numbers of rows, or of members in their bundle."""
         like = self.like(x)
@@ -137,17 +145,27 @@ class Lowering(AbstractLowering):
             self.plain(Op.ADD_NUMBER, one, place, number=float(begin), late=False)
             self.values[x] = one
             return
+        if like.kind == NO_ROWS:  # of no use but for other integers
+            self.values[x] = CountedRows(x)
+            return
         if not counts_rows(x, self.shapes[x]) or (like.times, like.width) != (1, 1):
             raise Refused("numbers that do not count rows")
         if like.alone:
             self.values[x] = self.place(late=False)
             self.number_members(x)
             return
-        source = self.segment if like.kind == MEMBERS else self.lengths
-        if source is None or self.like(source) != like:
+        source = self._integers_of(like)
+        if source is None:
             raise Refused("numbers that do not count rows")
         self.counting[x] = source
         self.values[x] = CountedRows(x)
+
+    def _integers_of(self, like: Axes) -> fx.Node | None:
+        """An input that is integers, one for each of such rows."""
+        every = [self.segment if like.kind == MEMBERS else self.lengths]
+        if like.kind == EDGES:
+            every = [x for x in self.inputs if isinstance(self.values[x], CountedRows)]
+        return next((x for x in every if x is not None and self.like(x) == like), None)
 
     def _is_counted(self, x: fx.Node) -> bool:
         """Whether integers alone make it, and it is one, or the same as one, or a truth that steps

@@ -342,6 +342,18 @@ def _cross_entropy(
     return (1 - label_smoothing) * found + label_smoothing * smooth
 
 
+def _entries_of_rows(x: Tensor, index: Any) -> Tensor | None:
+    """``x[rows, entries]``: of some rows an entry each, by one number for both."""
+    if not isinstance(index, tuple) or len(index) != 2 or x.ndim < 2:
+        return None
+    if not all(isinstance(k, Tensor) and k.dtype is torch.int64 and k.ndim == 1 for k in index):
+        return None
+    rows, entries = index
+    many = x.shape[1]
+    entries = torch.arange(many, device=x.device)[entries]  # as torch counts: -1 is the last
+    return x.flatten(0, 1).index_select(0, rows * many + entries)
+
+
 WITHIN_ROWS: Final[dict[Any, Callable[..., Any]]] = {
     functional.scaled_dot_product_attention: _attention_within,
     functional.multi_head_attention_forward: _of_heads_within,
@@ -362,5 +374,6 @@ COMPOSED: Final[Mapping[Any, Callable[..., Any]]] = {
     functional.glu: _glu,
     functional.gelu: _gelu,
     functional.layer_norm: _layer_norm,
+    Tensor.__getitem__: _entries_of_rows,
 }
 """What gives the same as a function of torch; None, and it is that function's."""
