@@ -185,7 +185,7 @@ class Rounds:
 
     def _warn(self, counts: IntArray, most: IntArray, passed: Sequence[Passed]) -> None:
         """Tell once of an instance that has gone round often, and may be about to without end."""
-        many = counts > most // (ROUNDS // MANY)
+        many = (counts > most // (ROUNDS // MANY)) & (self._arena.serial[: counts.size] >= 0)
         if many.any():
             self._warned = True
             slot = int(np.flatnonzero(many)[0])
