@@ -97,6 +97,25 @@ def test_by_itself_the_bound_is_generous_and_grows_with_the_instance():
         rounds.add([(port, slots)] * 600)
 
 
+@pytest.mark.parametrize(("most", "times"), [(None, 13_001), (200_000, 13_001), (None, 13_000)])
+def test_who_goes_round_often_is_told_of_once_long_before_it_is_refused(most, times, caplog):
+    """A tenth of what it may: 100,000, and 1,000 a vertex. Whoever has said how often knows."""
+    engine = run(upwards(nn.Linear(2, 2)), [chain_of(3)])
+    (port,) = engine.controller.rounds.ports
+    rounds = Rounds(engine.wiring, most)
+    data = [chain_of(30, "far"), chain_of(2, "near")]
+    slots = engine.wiring.arena.admit(engine.controller.packer.pack(data), 0)
+    rounds.admitted(slots)
+    with caplog.at_level("WARNING", "geartrain.engine"):
+        rounds.add([(port, slots[:1].repeat(times))])
+        assert len(caplog.records) == (most is None and times > 13_000)
+        rounds.add([(port, slots.repeat(20_000))])
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (most is None)
+    for each in said:
+        assert "(far)" in each and "'cell 0'" in each and "Schedule(max_rounds=...)" in each
+
+
 @pytest.mark.parametrize("n", [2, 17, 300])
 def test_just_so_many_rounds_are_allowed_and_few_more_pass(runtime, n):
     graph, data = upwards(nn.Linear(2, 2)), [chain_of(n, k) for k in range(5)]

@@ -12,14 +12,18 @@ from torch import Tensor, nn
 
 from geartrain import Graph, Inside, Instance
 from geartrain.derived import auto
+from geartrain.derived.ragged import choice
 from geartrain.derived.registry import REGISTRY
 from geartrain.native.fused import available
+from geartrain.nodes.choice import UNDECIDED, Experience
 from geartrain.nodes.loop.columns import SideBySide
 from geartrain.nodes.loop.tensors import AbstractTensors
 from geartrain.nodes.loop.values import AbstractValue
+from tests.rigs.counted import count_made
 from tests.rigs.passes import Order, accumulate, assert_same_gradients
 
 Chosen = Literal["derived", "again"] | None
+Before = Literal["section", "loop"] | None
 
 
 class Last(nn.Module):
@@ -53,11 +57,21 @@ class Turn(nn.Module):
         return h + torch.sin(self.map(h))
 
 
-def hops(chosen: dict[str, Chosen], run: str = "auto") -> Graph:
-    """Members by a group; a question that hops over them as long as it says."""
+def hops(chosen: dict[str, Chosen], run: str = "auto", before: Before = None) -> Graph:
+    """Members by a group; a question that hops over them as long as it says. Before the group there
+    is a section with it, or a loop that goes round twice."""
     torch.manual_seed(3)
     graph = Graph(value=("members",), run=run)  # type: ignore[arg-type]
-    made = graph.input("x").through(nn.Linear(2, 2).double(), name="made")
+    x = graph.input("x")
+    if before == "section":
+        x = x.through(nn.Linear(2, 2).double(), name="first")
+    elif before == "loop":
+        again = graph.loop(name="again")
+        again.join(x.move(step=0))
+        cell = again.through(nn.Linear(2, 2).double(), name="cell").move(step=lambda m: m.step + 1)
+        round, x = cell.where(lambda m: m.step < 2)
+        again.join(round)
+    made = x.through(nn.Linear(2, 2).double(), name="made")
     bundles = made.group(by="instance", size="members", order="vertex", how="bundle", name="all")
     held = bundles.hold(name="held")
     last = held.through(Last(), name="last", inside=True, pool=True)
@@ -69,6 +83,8 @@ def hops(chosen: dict[str, Chosen], run: str = "auto") -> Graph:
     more, done = seen.where(lambda m: (m.step < 4) & (m.payload[0][:, 0] < 0.1).numpy())
     rounds.join(more)
     done.through(nn.Linear(2, 1).double(), name="end").loss(lambda y: y[:, 0].square())
+    row = (2,), torch.float64
+    graph.check({"x": row, "question": row}, questions()[0])  # whose handles go through the concat
     for through in graph.throughs():
         through.experience.chosen = chosen.get(through.name)
     return graph
@@ -112,6 +128,38 @@ def test_a_memory_is_held_within_where_who_reads_it_in_the_loop_is_better_in_c(
     assert got.sums["loss"] == pytest.approx(want.sums["loss"])
 
 
+@pytest.mark.parametrize(("before", "within"), [("section", True), ("loop", False)])
+def test_a_section_runs_with_the_loop_behind_it_that_payloads_decide_and_a_loop_does_not(
+    before: Before, within: bool
+) -> None:
+    """A loop that columns decide is planned, which what payloads decide is not."""
+    chosen: dict[str, Chosen] = {"hop": "derived", "last": "derived"}
+    graph = hops(chosen, before=before)
+    lines = [line for line in str(graph).splitlines() if "on one worker, with" in line]
+    (line,) = [line for line in lines if "'rounds'" in line]
+    assert ("'first'" in line or "'again'" in line) is within
+    got = accumulate(graph, questions(), Order())
+    want = accumulate(hops({}, "steps", before), questions(), Order())
+    assert_same_gradients(got.gradients, want.gradients)
+    assert got.sums["loss"] == pytest.approx(want.sums["loss"])
+
+
+@pytest.mark.parametrize("most", [4096, 2])
+def test_bundles_are_copied_in_c_to_where_they_are_held_though_payload_decides(
+    most: int, needs_kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = count_made(monkeypatch, lambda module: module.inner is None)
+    monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5)
+    monkeypatch.setattr(choice, "FIRINGS", 1)
+    monkeypatch.setattr(choice, "ROWS", 1)
+    graph = hops({}, before="section")
+    for _ in range(3):
+        got = accumulate(graph, questions(), Order(max_rows=most))
+    want = accumulate(hops({}, "steps", "section"), questions(), Order())
+    assert_same_gradients(got.gradients, want.gradients)
+    assert 0 < copied["backward"] == copied["forward"]
+
+
 @pytest.mark.parametrize(("run", "chosen"), [("auto", "derived"), ("steps", "again")])
 def test_what_is_a_little_slower_alone_is_taken_in_what_runs_whole(
     run: str, chosen: Chosen, monkeypatch: pytest.MonkeyPatch
@@ -131,6 +179,41 @@ def test_what_is_a_little_slower_alone_is_taken_in_what_runs_whole(
     (found,) = [t.experience.chosen for t in graph.throughs()]
     REGISTRY.forget()
     assert found == (chosen if available(torch.float64) else "again")
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_was_found_slower_by_steps_is_judged_anew_as_soon_as_it_runs_whole(
+    told: bool, needs_kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, by what was measured then; what a checkpoint says is believed."""
+    REGISTRY.forget()
+    measured: list[float] = []
+    monkeypatch.setattr(auto, "FIRINGS", 1)
+    monkeypatch.setattr(auto, "ROWS", 2)
+    monkeypatch.setattr(auto, "compare", lambda *_: measured.append(1.1) or 1.1)
+
+    def train(run: str) -> Experience:
+        graph = Graph()
+        turns = graph.loop(name="turns", run=run)  # type: ignore[arg-type]
+        turns.join(graph.input("x", step=0))
+        after = turns.through(cell, name="cell").move(step=lambda m: m.step + 1)
+        done, more = after.where(lambda m: m.step > 2)
+        turns.join(more)
+        done.loss(lambda y: y.sum(1))
+        (through,) = graph.throughs()
+        through.experience = experience
+        accumulate(graph, [Instance({"x": torch.ones(1, 2).double()})] * 8, Order(max_rows=64))
+        return through.experience
+
+    cell, experience = Turn(), Experience()
+    found = train("steps")
+    assert found.chosen == "again" and len(measured) == 1
+    if not told:
+        found.story = UNDECIDED
+    assert train("auto").chosen == ("derived" if told else "again")
+    experience.chosen = "again"
+    assert train("auto").chosen == "again" and len(measured) == 1
+    REGISTRY.forget()
 
 
 class Source(AbstractValue):

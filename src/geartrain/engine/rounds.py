@@ -11,6 +11,7 @@ round an eighth more often when that shows.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias, final
 
@@ -22,6 +23,8 @@ from geartrain.graph.cycles import back_ports
 from geartrain.graph.operator import Port
 from geartrain.graph.wiring import Wiring
 
+log = logging.getLogger("geartrain.engine")
+
 Passed: TypeAlias = tuple[Port, IntArray]
 """Where rows have entered a loop again, and the slots of their instances, one entry a row."""
 
@@ -31,6 +34,9 @@ ROUNDS_EACH: Final = 1_000
 once a vertex, or once a step, edge and vertex; a loop that ends by what it computes takes tens or
 hundreds of steps. At some 100 µs for a firing of one row, a cycle is told after ten seconds or so,
 and has left 100 MB behind where a row keeps a kilobyte."""
+
+MANY: Final = 10_000
+"""Rounds of an instance that are told of long before they are too many."""
 
 _LOOK_FOR: Final = (
     "Look for a cycle in its columns, such as a vertex that is its own ancestor, and for a where() "
@@ -71,6 +77,7 @@ class Rounds:
         self._rows = 0
         self._counts = np.zeros(64, np.int64)  # by slot
         self._first: dict[Port, float] = {}  # bytes of a message that came round first
+        self._warned = False
 
     def begin(self) -> None:
         """A pass begins: nothing is in flight."""
@@ -160,6 +167,8 @@ class Rounds:
         most = ROUNDS + ROUNDS_EACH * size if self._most is None else np.full(n, self._most)
         over = (counts > most) & (arena.serial[:n] >= 0)  # who has finished has found an end
         if not over.any():
+            if not self._warned and self._most is None:
+                self._warn(counts, most, passed)
             return
         slot = int(np.flatnonzero(over)[0])
         port = next(port for port, slots in reversed(passed) if (slots == slot).any())
@@ -173,6 +182,20 @@ class Rounds:
             f"rows of {arena.describe(slot)} have gone round the loop of {self._loop(port)} "
             f"{int(counts[slot]):,} times, more than {limit}. {_LOOK_FOR}; or allow more: {_REMEDY}"
         )
+
+    def _warn(self, counts: IntArray, most: IntArray, passed: Sequence[Passed]) -> None:
+        """Tell once of an instance that has gone round often, and may be about to without end."""
+        many = (counts > most // (ROUNDS // MANY)) & (self._arena.serial[: counts.size] >= 0)
+        if many.any():
+            self._warned = True
+            slot = int(np.flatnonzero(many)[0])
+            port = next(port for port, slots in reversed(passed) if (slots == slot).any())
+            log.warning(
+                "rows of %s have gone round the loop of %s %s times so far; at %s they are "
+                "refused, or as %s says",
+                *(self._arena.describe(slot), self._loop(port)),
+                *(f"{int(counts[slot]):,}", f"{int(most[slot]):,}", _REMEDY),
+            )
 
     def _loop(self, port: Port) -> str:
         """The operators that lie on a loop, as far as it has a place to end."""

@@ -409,7 +409,7 @@ class _Builder:
             joined = self._value(("in", operator.id, 0))
             return SideStage(joined.number, self._picks[operator.id][0])
         through, weights = self._throughs[operator.id]
-        through.experience.whole = True
+        through.experience.goes_whole()
         reads, choice, twin = None, None, None
         kernel: AbstractKernel | AbstractMemoryKernel
         if operator.memory is None:

@@ -312,9 +312,12 @@ class _Known:
         return Region(modules[0].name, DEFAULT, members, loops=False, look=self.deciders)
 
     def _loses(self, inner: Region, region: Region) -> bool:
-        """Whether a loop or section runs worse with what is around it: it is planned before it is
-        computed, and that is not; or it goes back by one graph of autograd's, which that cannot."""
-        if region.deciding and not (inner.deciding or inner.deciders.parting):
+        """Whether a loop or section runs worse with what is around it: its many rounds are planned
+        before they are computed, and those around are not, which a section bears, as each of its
+        modules is called once or twice; or it goes back by one graph of autograd's, which that
+        cannot."""
+        planned = not (inner.deciding or inner.deciders.parting)
+        if inner.loops and planned and region.deciding:
             return True
         return self._may_tape(inner) and not self._may_tape(region)
 

@@ -58,6 +58,13 @@ class Experience:
     known: dict[int, tuple[Callable[..., Any], Any]] = field(default_factory=dict)
     whole: bool = False
 
+    def goes_whole(self) -> None:
+        """Nodes are called in what runs whole from now on: a kernel that was found a little slower
+        by steps in this process is judged anew, by what was measured then."""
+        if not self.whole and self.chosen == "again" and self.story != UNDECIDED:
+            self.chosen = None
+        self.whole = True
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Of functions of this process; in another one they are others, and looked at there.
         return Experience, (self.done, self.story, self.chosen)

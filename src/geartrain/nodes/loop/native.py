@@ -257,6 +257,7 @@ class NativeCalls:
             made = self._find(number, several, together.rows)
             if made:
                 return made
+        called = called.by_members(self._turn.plan.numbers)
         return self._find(number, [called], called.rows)
 
     def _find(self, number: int, found: Sequence[Called], rows: RowNumbers) -> int:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias, final
 from weakref import ref
 
@@ -27,7 +28,7 @@ import numpy as np
 
 from geartrain.frames.message import Forward, IntArray, Payload
 from geartrain.nodes.loop.numbers import Numbers
-from geartrain.nodes.loop.values import AbstractValue, Stored
+from geartrain.nodes.loop.values import AbstractValue, Stored, Unbundled
 
 Look: TypeAlias = Callable[[AbstractValue, IntArray], Payload]
 
@@ -71,6 +72,15 @@ class Called:
     first: int
     lengths: IntArray | None = None
     together: JointCall | None = None
+
+    def by_members(self, numbers: Numbers) -> Called:
+        """The same copy, if it is one of bundles: of the rows that these hold."""
+        stage, rows, lengths = self.stage, self.rows, self.lengths
+        if lengths is None or not isinstance(stage, StoreStage) or not lengths.any():
+            return self
+        places = stage.source.places(numbers, rows.numbers)
+        members = RowNumbers(places, rows.state.repeat(lengths, axis=1))
+        return Called(stage.of_members, members, numbers.begin(stage.into.number, self.first))
 
 
 @final
@@ -236,6 +246,11 @@ class StoreStage(AbstractStage):
     def __init__(self, number: int, source: AbstractValue, into: Stored) -> None:
         super().__init__()
         self.number, self.source, self.into = number, source, into
+
+    @cached_property
+    def of_members(self) -> StoreStage:
+        """What copies the rows that bundles hold, where it copies bundles."""
+        return StoreStage(self.number, Unbundled(self.source.number, self.source), self.into)
 
     def apply(
         self, port: int, rows: RowNumbers, plan: LoopPlan
