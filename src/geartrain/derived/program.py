@@ -60,6 +60,7 @@ class _Terms:
         self.by_update = any(t.how == "value" or t.padding >= 0 for t in self.at_once)
 
 
+_LEARNS: Final = attrgetter("requires_grad")
 _TENSORS: Final = {"value": 1, "product": 2, "sum": 1, "rows": 2, "looked up": 2}
 """Results that a term is made of."""
 _LYING: Final = ("product", "sum", "value")
@@ -225,7 +226,7 @@ class Program(AbstractKernel):
         is made of."""
         own, operands = self.terms, self.operands.tensors()
         mine = [operands[k] for k in own.learning]
-        if not own.lying or not all(map(attrgetter("requires_grad"), mine)):
+        if not own.lying or not all(map(_LEARNS, mine)):
             return (), ()
         before = self._learnt.get(outputs)
         if before is not None and before[0] is into and all(map(is_, before[1], mine)):
