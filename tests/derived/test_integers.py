@@ -82,7 +82,7 @@ def test_many_rows_with_integers_are_taken_in_pieces(
 
 def test_room_that_is_lent_has_place_for_slots_that_begin_evenly() -> None:
     """Of five rows of one and of three entries: room for six and for sixteen."""
-    room = Steps([], [1, 2, 3, 0], torch.float32).room(5)
+    room, _ = Steps([], [1, 2, 3, 0], torch.float32).extent(5)
     assert room >= 6 + 10 + 16
 
 

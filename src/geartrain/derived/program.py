@@ -31,6 +31,8 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, gathered, lying
 
+_LEARNS: Final = attrgetter("requires_grad")
+
 
 @final
 class Program(AbstractKernel):
@@ -190,7 +192,7 @@ class Program(AbstractKernel):
         is made of."""
         own, operands = self.terms, self.operands.tensors()
         mine = [operands[k] for k in own.learning]
-        if not own.lying or not all(map(attrgetter("requires_grad"), mine)):
+        if not own.lying or not all(map(_LEARNS, mine)):
             return (), ()
         before = self._learnt.get(outputs)
         if before is not None and before[0] is into and all(map(is_, before[1], mine)):

@@ -293,13 +293,13 @@ class Steps:
         """Multiplications, or what takes as long, of n rows."""
         return n * self._work
 
-    def room(self, n: int) -> int:
-        """Numbers that C writes in between, of n rows, on whatever threads it uses."""
+    def extent(self, n: int) -> tuple[int, int]:
+        """Numbers that C writes in between, of n rows, on whatever threads it has; and ``work``."""
         asked = n * self.between
-        if asked <= self._piece and not self._rounded:
-            return asked
-        threads = torch.get_num_threads()
-        return min(asked, self._piece * threads) + self._rounded * threads
+        if asked > self._piece or self._rounded:
+            threads = torch.get_num_threads()
+            asked = min(asked, self._piece * threads) + self._rounded * threads
+        return asked, n * self._work
 
     def run(self, n: int, addresses: Sequence[int]) -> None:
         """Take n rows through it.

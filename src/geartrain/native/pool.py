@@ -231,7 +231,7 @@ _ALONE: Final = _count(torch.empty(1))
 def is_alone(x: Tensor, known: int = 0) -> bool:
     """Whether no other tensor has its memory, whole or in part, but for so many that are known;
     False if torch cannot be asked."""
-    return _uses is not None and _count(x) == _ALONE + known
+    return _uses is not None and _uses(x.untyped_storage()._cdata) == _ALONE + known
 
 
 os.register_at_fork(after_in_child=shared.forked)

@@ -1,16 +1,39 @@
-"""What a turn of a loop tells when instances have gone back through it."""
+"""What a turn of a loop tells parts of the rows that they will get, and have got."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from geartrain.frames.message import Backward, IntArray, join_arrays
-from geartrain.nodes.loop.turn import Turn
+from geartrain.frames.message import INSTANCE, Backward, IntArray, join_arrays
+from geartrain.nodes.loop.plan import CallStage
+from geartrain.nodes.loop.turn import Inner, Turn
 from geartrain.nodes.node import Emission
 from geartrain.nodes.weights import AbstractWeights
+
+
+def count(turn: Turn, inner: Sequence[Inner], parts: Collection[str]) -> None:
+    """Count the gradient rows that each of these parts will get of a turn, by instance."""
+    n, names = turn.slots.size, {name: k for k, name in enumerate(parts)}
+    came: list[IntArray] = []
+    owners: list[int] = []
+    for called in turn.plan.calls:
+        if isinstance(called.stage, CallStage):
+            its = inner[called.stage.number]
+            if its.weights is not None and its.counts:
+                slots, lengths = called.rows.state[INSTANCE], called.lengths
+                came.append(slots if lengths is None else slots.repeat(lengths))
+                owners.append(names[its.weights.name])
+    rows = np.zeros((len(names), n), np.int64)
+    if came:
+        places = np.repeat(np.array(owners) * n, [each.size for each in came])
+        places += turn.local[join_arrays(came)]
+        rows = np.bincount(places, minlength=rows.size).reshape(rows.shape)
+    turn.rows = dict(zip(names, rows, strict=True))
+    both = zip(rows.sum(1).tolist(), np.count_nonzero(rows, 1).tolist(), strict=True)
+    turn.totals = dict(zip(names, both, strict=True))
 
 
 def tell(
@@ -31,10 +54,16 @@ def tell(
         got: The places of the instances whose rows have come back, row by row.
         updates: Of which update each place in the turn is; None: all of the present one.
     """
+    rows, instances = turn.totals[name]
+    if not rows:
+        return
+    version = turn.versions[name]
+    if updates is None and sum([places.size for places in got]) == rows:
+        weights.received_of(version, rows, instances)  # all that can come back
+        return
     sent = which[turn.rows[name][which] > 0]
     if not sent.size:
         return
-    version = turn.versions[name]
     each = np.zeros(turn.slots.size, np.int64)
     if got:
         each = np.bincount(join_arrays(list(got)), minlength=turn.slots.size)

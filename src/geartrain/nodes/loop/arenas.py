@@ -109,8 +109,7 @@ def nbytes_of(blocks: Sequence[Block], rows: int) -> int:
 
 
 def _each_nbytes(blocks: Sequence[Block], rows: int) -> list[int]:
-    sizes = [rows * block.row for block in blocks]
-    return [n + -n % _LINE for n in sizes]
+    return [rows * block.row + -rows * block.row % _LINE for block in blocks]
 
 
 @final

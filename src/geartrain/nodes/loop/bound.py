@@ -261,6 +261,8 @@ class CalledModules:
                 return []
             if not module.accepts(called.rows, called.lengths, self._held):
                 return []
+            if known:  # one that begins has just reserved them
+                self._held.reserve_rows(module.layout.into)
             modules.append((module, some))
         return modules
 

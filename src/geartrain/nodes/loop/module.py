@@ -138,7 +138,7 @@ class TurnModule:
         """Numbers that a call of n rows computes in between, and how much work it is."""
         form = self.layout.form
         steps = (form.forward if forward else form.backward).steps
-        return steps.room(n), steps.work(n)
+        return steps.extent(n)
 
     def kept(self, first: int, into: int, n: int, held: FiringTensors) -> KeptCall:
         """What a call has left, as if it had been called by itself."""

@@ -269,8 +269,6 @@ class NativeCalls:
             more = np.zeros((max(64, 2 * end), calls.CALL_WORDS), np.int64)
             more[: len(self._records)] = self._records
             self._records, self._at_records = more, pointer(more)
-        for module, _ in modules:
-            self._held.reserve_rows(module.layout.into)
         asked = None in [some for _, some in modules]
         at = self._words.pooled(rows.numbers) if asked else 0
         records: list[tuple[int, ...]] = []
@@ -349,10 +347,12 @@ class NativeCalls:
     ) -> tuple[Tensor | None, bool]:
         """Memory for what any of some calls computes in between, or None, where each had better ask
         for its own; and whether all of them are so much work that the lock is given back."""
-        dtype, most, work = self._modules.dtype, 0, 0
+        dtype, found, most, work = self._modules.dtype, self._modules.found, 0, 0
         assert dtype is not None
         for k, n, begin, *_ in records:
-            between, more = self._modules[k].extent(begin, n, forward=forward)
+            module = found[k]
+            assert module is not None
+            between, more = module.extent(begin, n, forward=forward)
             most = between if between > most else most
             work += more
         nbytes = most * dtype.itemsize

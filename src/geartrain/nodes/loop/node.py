@@ -34,7 +34,7 @@ from geartrain.frames.message import (
 )
 from geartrain.frames.rows import RowStore
 from geartrain.native.steady import steady
-from geartrain.nodes.loop.answers import answer_entry, tell
+from geartrain.nodes.loop.answers import answer_entry, count, tell
 from geartrain.nodes.loop.buffers import FiringTensors, OtherPartsError
 from geartrain.nodes.loop.calls import LoopCalls
 from geartrain.nodes.loop.door import Came, LoopDoor
@@ -44,7 +44,7 @@ from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.order import longest_first
 from geartrain.nodes.loop.parting import Parting
 from geartrain.nodes.loop.pieces import TapeTensors
-from geartrain.nodes.loop.plan import Called, CallStage, joined
+from geartrain.nodes.loop.plan import Called, joined
 from geartrain.nodes.loop.planner import Planner
 from geartrain.nodes.loop.tape import Taping
 from geartrain.nodes.loop.tensors import detached
@@ -288,23 +288,10 @@ class LoopNode(AbstractNode):
     def _note(self, turn: Turn) -> None:
         """Weights learn of what will be answered."""
         n = turn.slots.size
-        came: dict[str, list[IntArray]] = {name: [] for name in self._weights}
-        for called in turn.plan.calls:
-            if isinstance(called.stage, CallStage):
-                inner = self._inner[called.stage.number]
-                weights = inner.weights
-                if weights is not None and inner.counts:
-                    slots, lengths = called.rows.state[INSTANCE], called.lengths
-                    came[weights.name].append(slots if lengths is None else slots.repeat(lengths))
-        turn.rows = {
-            name: np.bincount(turn.local[join_arrays(slots)], minlength=n)
-            if slots
-            else np.zeros(n, np.int64)
-            for name, slots in came.items()
-        }
+        count(turn, self._inner, self._weights)
         for name, weights in self._weights.items():
             turn.versions[name] = weights.version
-            sent = int((turn.rows[name] > 0).sum())
+            _, sent = turn.totals[name]
             if sent:
                 weights.sent(sent)
         first = self._instances.allocate(n)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
 import torch
@@ -22,6 +22,10 @@ from geartrain.nodes.loop.module import TurnModule
 from geartrain.nodes.loop.turn import Got
 from geartrain.nodes.loop.updates import Updates
 from geartrain.nodes.slot import ALONE, Slot
+
+_Job: TypeAlias = tuple[Slot, GradientPlace, LyingPair, Sequence[tuple[int, int, int]], int, bool]
+"""What a weight learns: its slot and where that lies, the rows, their runs, of which update they
+are, and whether they have been added up."""
 
 _NOBODY: Final = np.zeros(0, np.int64)
 
@@ -169,14 +173,15 @@ class Returning:
             return
         layout = self.module.layout
         learnt, rest = layout.form.rows_learnt(came, weights.gradient)
-        if not all(into.adds_lying for into in {one.into for one in learnt}):
-            return
         pairs = layout.back.pairs(learnt)
-        jobs: list[tuple[Slot, GradientPlace, list[tuple[int, int, int]], bool]] = []
+        jobs: list[_Job] = []
+        adds: object = None  # a sum that is known to add what lies
         for update, runs in self._runs(self._cuts).items():
             n = sum([rows for _, _, rows in runs])
             for one, pair in zip(learnt, pairs, strict=True):
-                many, slot = pair.many, one.slot
+                if one.into is not adds and not one.into.adds_lying:
+                    return
+                many, slot, adds = pair.many, one.slot, one.into
                 if update:
                     slot = one.into.of_update(update).slot(slot.parameter)
                 if one.columns is not None:
@@ -184,9 +189,9 @@ class Returning:
                 place = slot.place()
                 if not many or not call.may_add(place, 1 if one.whole else n * many):
                     return
-                jobs.append((slot, place, self._pieces(pair, runs, update), one.whole))
-        for slot, place, pieces, whole in jobs:
-            call.add(place, pieces, add=not slot.fresh, whole=whole)
+                jobs.append((slot, place, pair, runs, update, one.whole))
+        for slot, place, pair, some, update, whole in jobs:
+            call.add(place, self._pieces(pair, some, update), add=not slot.fresh, whole=whole)
             slot.fresh = False
         self._multiplied, self._rest = bool(learnt), rest
 

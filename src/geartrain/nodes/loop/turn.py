@@ -265,6 +265,7 @@ class Turn:
         addresses: Of the instances at the node, in training.
         kept: Of each call, in training; None where nothing is kept.
         rows: By part, the rows of its calls of each instance.
+        totals: Likewise of all instances, and how many of these have any.
         versions: By part, that of its weights in the forward.
         awaited: Instances of which rows that have left are unanswered.
         kernels: Those that were chosen in place of the first ones, by module.
@@ -283,6 +284,7 @@ class Turn:
     addresses: IntArray | None = None
     kept: list[KeptCall | KeptJointCall | AbstractNativeKept | None] = field(default_factory=list)
     rows: dict[str, IntArray] = field(default_factory=dict)
+    totals: dict[str, tuple[int, int]] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
     kernels: dict[int, AbstractKernel] = field(default_factory=dict)
     awaited: int = 0
