@@ -16,7 +16,7 @@ from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph, Stream
 from geartrain.native import fused, library, pool
 from geartrain.nodes.loop import buffers
-from geartrain.nodes.loop.arenas import RowMemory, larger
+from geartrain.nodes.loop.arenas import Block, RowMemory, larger
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.module import TurnModule
 from geartrain.nodes.loop.native import NativeCalls
@@ -149,6 +149,30 @@ def test_buffers_that_were_expected_to_do_grow_by_a_quarter(native: library.Libr
         one: Any = SimpleNamespace(arena=memory, fleeting=memory, size=64, layout=layout)
         TurnModule.reserve(one, expected, 1, 1)
         assert one.arena.rows == room
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_of_what_grows_move_unless_somebody_else_has_them(shared: bool) -> None:
+    n, wide = 1 << 10, 1 << 9
+    x = torch.arange(n * wide).reshape(n, wide)
+    blocks = [Block(torch.int64, (wide,)), Block(torch.int64, ())]
+    memory = RowMemory(blocks, n)
+    memory.write(0, 0, n, x)
+    memory.write(1, 0, n, x[:, 1].contiguous())
+    seen = [memory.view(0, 0, n)[1:]] if shared else []
+    grown = memory.grown(n + 9, n)
+    assert torch.equal(grown.view(0, 0, n), x) and torch.equal(grown.view(1, 0, n), x[:, 1])
+    assert all(torch.equal(one, x[1:]) for one in seen)
+    numbers = Numbers(1)
+    held = FiringTensors(numbers)
+    numbers.more(0, n)
+    (rows,) = held.reserve(0, "one", [x])
+    rows[:] = x
+    seen = [rows[1:]] if shared else []
+    del rows
+    numbers.more(0, 1)
+    assert torch.equal(held.reserve_rows(0)[0][:n], x)
+    assert all(torch.equal(one, x[1:]) for one in seen)
 
 
 @pytest.mark.usefixtures("needs_kernels")

@@ -174,6 +174,58 @@ def test_what_no_tensor_of_a_run_has_reached_goes_back_when_it_is_over() -> None
         pool.rest()
 
 
+def test_where_what_a_run_had_lay_apart_pages_stay_for_as_much_as_it_had() -> None:
+    """A hole before the last tensor is the next run's, and what lies as far behind goes back."""
+    pool = MemoryPool()
+    low = pool.empty((4 * ROWS, 64), torch.float32)
+    middle = pool.empty((ROWS, 64), torch.float32)
+    del low
+    high = pool.empty((5 * ROWS, 64), torch.float32).fill_(5)
+    begin = high.data_ptr()
+    del high
+    pool.rest()  # one lives yet, and all before it stays
+    del middle
+    pool.rest()
+    again = pool.empty((10 * ROWS, 64), torch.float32)
+    assert again.data_ptr() + 5 * LEAST == begin
+    assert not again[6 * ROWS :].any()
+
+
+def test_what_still_lives_when_a_run_is_over_keeps_its_pages() -> None:
+    pool = MemoryPool()
+    low = pool.empty((8 * ROWS, 64), torch.float32)
+    high = pool.empty((ROWS, 64), torch.float32).fill_(5)
+    del low
+    pool.rest()
+    pool.rest()  # in which nothing was lent
+    assert (high == 5).all()
+    for _ in range(200):
+        pool.empty((ROWS, 64), torch.float32)
+    assert (high == 5).all()
+
+
+def test_what_moves_is_not_there_twice() -> None:
+    pool, n = MemoryPool(), 1 << 20
+    beside = pool.empty((LEAST,), torch.uint8).fill_(7)
+    old = pool.empty((n + 100,), torch.uint8)
+    end, new = pool.empty((LEAST,), torch.uint8).fill_(7), pool.empty((2 * n,), torch.uint8)
+    old[:] = torch.arange(n + 100) % 251 + 1
+    was = old.clone()
+    pool.move(old.data_ptr(), new.data_ptr(), old.nbytes)
+    assert torch.equal(new[: n + 100], was)
+    assert (old == 0).sum() > 0.9 * n  # pages that have gone are zeros
+    assert (beside == 7).all() and (end == 7).all()
+
+
+@pytest.mark.parametrize("n", [1 << 10, 1 << 20])
+def test_what_is_not_lent_is_copied(n: int) -> None:
+    pool = MemoryPool()
+    pool.empty((LEAST,), torch.uint8)
+    old, new = torch.arange(n) % 251, torch.zeros(n, dtype=torch.int64)
+    pool.move(old.data_ptr(), new.data_ptr(), old.nbytes)
+    assert torch.equal(new, old) and torch.equal(old, torch.arange(n) % 251)
+
+
 def test_malloc_is_asked_once_and_not_again_a_moment_later() -> None:
     asked: list[int] = []
     clock = [10.0]

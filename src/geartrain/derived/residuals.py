@@ -1,6 +1,7 @@
 """What a forward keeps for its backward, of all that the backward reads of it.
 
     what is read ─► is a view of something? keep that, once for all its views (or the smallest part)
+                 ─► side by side with others in what is kept anyway? read it there
                  ─► one pass over what is kept anyway, or a row of a table? make it again
 
 Each residual has one row for each row.
@@ -68,6 +69,8 @@ class Residuals:
 
     Attributes:
         apart: Node of which an axis is rows and others in one, to the view of it that is kept.
+        within: Node that lies in one that is kept, or before it in here, to that, its first column
+            there and the one after its last.
     """
 
     def __init__(
@@ -78,12 +81,16 @@ class Residuals:
     ) -> None:
         self._all, self._of, self._here = whole, of, here
         self.apart: dict[fx.Node, fx.Node] = {}
+        self.within: dict[fx.Node, tuple[fx.Node, int, int]] = {}
 
     def of(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
         """What the forward must keep for a backward that finds these, inputs first."""
         edge = [x for x in self._reached(roots) if x in self._here and not self._of[x]]
+        self.within = self._lying_within(edge)
         views: dict[fx.Node, dict[fx.Node, None]] = {}
         for x in edge:
+            if any(y in self.within for y in self._chain(x)):
+                continue
             views.setdefault(self._anchor(x), {})[self._smallest(x)] = None
         kept: dict[fx.Node, None] = {}
         for base, parts in views.items():
@@ -95,6 +102,24 @@ class Residuals:
             if x in kept and self._is_made_of(x, kept):
                 del kept[x]
         return sorted(kept, key=lambda x: x not in self._all.inputs)
+
+    def _lying_within(self, edge: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, int, int]]:
+        """What is put side by side in rows that are kept, those that hold others of them first."""
+        found: dict[fx.Node, tuple[fx.Node, int, int]] = {}
+        wanted = {x for x in edge if x.target is aten.cat.default and self._is_matrix(x)}
+        for x in reversed(self._all.graph.nodes):
+            args: Any = x.args
+            if x not in wanted or args[1:] not in ((1,), (-1,)):
+                continue
+            end = 0
+            for y in args[0]:
+                first, end = end, end + self._all.shapes[y][1]
+                if self._is_matrix(y) and y.meta.get("dtype") is x.meta.get("dtype"):
+                    found.setdefault(y, (x, first, end))
+        return found
+
+    def _is_matrix(self, x: fx.Node) -> bool:
+        return self._all.is_whole(x) and len(self._all.shapes[x]) == 2
 
     def _smallest(self, x: fx.Node) -> fx.Node:
         """Of x and what it is a view of, what has fewest numbers, of those with rows first."""
@@ -113,7 +138,8 @@ class Residuals:
         if x.target not in _PASSES or not self._all.is_whole(x):
             return False
         return all(
-            source in self._here and any(y in others for y in self._chain(source))
+            source in self._here
+            and any(y in others or y in self.within for y in self._chain(source))
             for source in x.all_input_nodes
             if source is not self._all.n
         )

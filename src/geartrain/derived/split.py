@@ -248,6 +248,9 @@ class _Cut:
                 made[x].meta.update(x.meta)
             elif self._axis[x]:
                 made[x] = graph.call_function(torch.movedim, (made[x], 0, self._axis[x]))
+        for x, (whole, first, end) in self._residuals.within.items():
+            made[x] = graph.call_function(aten.slice.Tensor, (made[whole], 1, first, end))
+            made[x].meta.update(x.meta)
         for x, view in self._residuals.apart.items():
             shape: list[Any] = list(self._shapes[x])
             shape[self._axis[x]] = graph.call_function(operator.mul, (made[self._n], self._rows[x]))

@@ -11,6 +11,7 @@ behind all of its tensors is lent last, so that it can go back to the system.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import threading
@@ -45,41 +46,64 @@ _KINDS: Final = {
 _LOOK: Final = 64
 """After so many tensors, what none of them has reached goes back to the system."""
 
+_PIECE: Final = 1 << 18
+"""Bytes that are moved together."""
+
 
 @final
 class _Pages:
     """Pages of the system's, and which lines of them are free."""
 
-    __slots__ = ("_mapped", "address", "free", "highest", "most", "written")
+    __slots__ = ("_mapped", "address", "free", "highest", "lent", "most", "written")
 
     def __init__(self, nbytes: int) -> None:
         self._mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.address: int = np.frombuffer(self._mapped, np.uint8).__array_interface__["data"][0]
         self.free = Ranges(nbytes // _LINE)
-        self.highest = self.written = self.most = 0
-        """Bytes to the end of the last tensor: since it was looked at, when it was, and of those
-        looks since a run was over."""
+        self.highest = self.written = 0
+        """Bytes to the end of the last tensor since it was looked at, and of the last page that may
+        have been written to."""
+        self.lent = self.most = 0
+        """Lines that are lent, and the most since a run was over."""
 
     def lend(self, lines: int) -> int | None:
         """The first of so many lines, which are lent now; None: there are not so many."""
         first = self.free.take_closest(lines)
         if first is not None:
-            self.highest = max(self.highest, (first + lines) * _LINE)
+            end = (first + lines) * _LINE
+            self.highest, self.written = max(self.highest, end), max(self.written, end)
+            self.lent += lines
+            self.most = max(self.most, self.lent)
         return first
+
+    def sort_in(self, first: int, lines: int) -> None:
+        """These are free again."""
+        self.free.give(first, lines)
+        self.lent -= lines
 
     def give_back_pages(self) -> None:
         """Pages beyond all tensors of late go back to the system."""
-        self.most = max(self.most, self.highest)
         self._keep(self.highest)
         self.highest = self.free.end * _LINE
 
     def rest(self) -> None:
-        """Likewise those beyond all tensors of a run that is over."""
-        self._keep(max(self.most, self.highest))
-        self.most = self.highest = self.free.end * _LINE
+        """A run is over: pages beyond as many as its tensors had at most go back. Where they have
+        reached further there was room between them."""
+        self.highest, self.most = self.most * _LINE, 0
+        self._keep(self.highest)
+
+    def forget(self, begin: int, end: int) -> None:
+        """Whole pages between two addresses go back, those that are here."""
+        first = max(begin - self.address, 0)
+        first += -first % mmap.PAGESIZE
+        last = min(end - self.address, len(self._mapped))
+        last -= last % mmap.PAGESIZE
+        if last > first:
+            self._mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def _keep(self, nbytes: int) -> None:
-        """Pages beyond these go back."""
+        """Pages beyond these, and beyond all that lives, go back."""
+        nbytes = max(nbytes, self.free.end * _LINE)
         first = nbytes + -nbytes % mmap.PAGESIZE
         if self.written > first:
             self._mapped.madvise(mmap.MADV_DONTNEED, first, self.written - first)
@@ -145,12 +169,32 @@ class MemoryPool:
             return sum([block.free.capacity - block.free.free() for block in self._blocks]) * _LINE
 
     def rest(self) -> None:
-        """A run is over; the next one is taken to want as much. What none of its tensors has
-        reached goes back, which an earlier one may have, in which ways to compute were tried."""
+        """A run is over, and has left its tensors; the next one is taken to want as much. Pages
+        beyond that go back, which an earlier one may have wanted, in which ways to compute were
+        tried, or this one, as what it had lay apart."""
         with self._lock:
             self._sort_in()
             for block in self._blocks:
                 block.rest()
+
+    def move(self, at: int, to: int, nbytes: int) -> None:
+        """Copy bytes that nobody will read where they are, from where pages go back meanwhile: they
+        are not there twice. What is not lent is copied alone.
+
+        Args:
+            at, to: Addresses; what lies there does not overlap.
+            nbytes: How many.
+        """
+        if nbytes < 2 * _PIECE:
+            ctypes.memmove(to, at, nbytes)
+            return
+        with self._lock:
+            blocks = [*self._blocks]
+        for begin in range(0, nbytes, _PIECE):
+            end = min(begin + _PIECE, nbytes)
+            ctypes.memmove(to + begin, at + begin, end - begin)
+            for block in blocks:
+                block.forget(at + begin, at + end)
 
     def forked(self) -> None:
         """A process has been forked while some thread may have been in here."""
@@ -177,7 +221,7 @@ class MemoryPool:
         back = self._back
         while back:
             block, first, lines = back.popleft()
-            block.free.give(first, lines)
+            block.sort_in(first, lines)
 
     def _look(self) -> None:
         """What nobody has asked for of late goes back."""

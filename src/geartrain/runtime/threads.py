@@ -25,7 +25,6 @@ from geartrain.engine.engine import Engine
 from geartrain.engine.firing import Finished, Firing
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.errors import StuckError
-from geartrain.native import pool
 from geartrain.native.heap import heap
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, log, threads_each
 from geartrain.runtime.interrupt import Interruptible
@@ -68,7 +67,6 @@ class Threads(AbstractRuntime):
             finally:
                 run.stop()
                 run.join(self.patience_s, interrupt)
-                pool.shared.rest()
                 run.tell_waiting()
                 sys.setswitchinterval(switch_s)
             run.raise_failure()  # inside, so that an interrupt does not hide it

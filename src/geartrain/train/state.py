@@ -34,6 +34,7 @@ from geartrain.graph.graph import Graph
 from geartrain.graph.learning import remarks
 from geartrain.graph.wiring import copy_name
 from geartrain.native import kind as kernels_kind
+from geartrain.native import pool
 from geartrain.nodes.kernel import modules_in
 from geartrain.nodes.node import Memory
 from geartrain.parts.part import PartState
@@ -295,6 +296,8 @@ class State:
             if not isinstance(error, KeyboardInterrupt) or engine.controller.active:
                 self._abandon(training)
             raise
+        finally:
+            pool.shared.rest()
         return seconds
 
     def evaluate(self, source: Source, epoch: int, epochs: int, began: float) -> Evaluation:

@@ -112,6 +112,10 @@ def _each_nbytes(blocks: Sequence[Block], rows: int) -> list[int]:
     return [rows * block.row + -rows * block.row % _LINE for block in blocks]
 
 
+def _copy(at: int, to: int, nbytes: int) -> None:
+    ctypes.memmove(to, at, nbytes)
+
+
 @final
 class RowMemory:
     """Memory for some rows of several tensors.
@@ -171,10 +175,12 @@ class RowMemory:
         ctypes.memset(self._memory.data_ptr() + self._first, 0, self._nbytes)
 
     def grown(self, rows: int, used: int) -> RowMemory:
-        """A larger one, with the rows that have been used."""
+        """A larger one, with the rows that have been used; what nobody else has is not there
+        twice."""
         found = RowMemory(self._blocks, rows)
-        for k in range(len(self._blocks)):
-            found.view(k, 0, used).copy_(self.view(k, 0, used))
+        move = pool.shared.move if self.is_alone else _copy
+        for block, at, to in zip(self._blocks, self.pointers, found.pointers, strict=True):
+            move(at, to, used * block.row)
         return found
 
     @property

@@ -163,9 +163,13 @@ class FiringTensors(AbstractTensors):
         had = found[0].shape[0] if found else n
         if n > had:
             self._move(number)
+            room = larger(had, n, self._expected.get(number, 0))
             for j, x in enumerate(found):
-                found[j] = self._empty(x, larger(had, n, self._expected.get(number, 0)))
-                found[j][:had] = x
+                found[j] = self._empty(x, room)
+                if self._is_ours(number, x) and x.is_cpu:
+                    pool.shared.move(x.data_ptr(), found[j].data_ptr(), x.nbytes)
+                else:
+                    found[j][:had] = x
         return found
 
     def _look(self, number: int, columns: Sequence[Tensor]) -> bool:
