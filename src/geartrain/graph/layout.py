@@ -131,8 +131,8 @@ def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]
             readers = uses.get((id(source), port), [])
             if not readers:
                 raise GraphError(
-                    f"the stream of '{source.name}'{_port(source, port)} is read by nobody; end it "
-                    "with .loss(...), .output() or .stop()"
+                    f"the stream of '{source.name}'{_port(source, port)} is read by nobody; "
+                    f"{source.remedy()}"
                 )
             if len(readers) > 1:
                 name = f"{source.name}{_port(source, port).replace(' port', '')} broadcast"
