@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -42,9 +45,9 @@ from geartrain.train.options import Compute
 from geartrain.train.session import Session
 from tests.rigs import models, whole
 from tests.rigs.passes import AT_ONCE, Order, Quiet, assert_same_loss, one_pass
-from tests.rigs.programs import Nursery, Program
 
-IMAGINED = Path(__file__).parents[1] / "rigs" / "imagined.py"
+ROOT = Path(__file__).parents[2]
+IMAGINED = ROOT / "tests" / "rigs" / "imagined.py"
 cuda = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU: torch sees no CUDA device here"
 )
@@ -66,21 +69,29 @@ OWN = ("childsum", "typed", "seq2seq", "messages", "hierarchy", "skip", "pointer
 HOST, GPU, META = torch.device("cpu"), torch.device("cuda", 0), torch.device("meta")
 
 
-IN_A_FORK = """
-import runpy, sys, warnings
-from geartrain.native import library
-library._settled, library._library = True, None  # who has forked this has loaded kernels
-warnings.simplefilter("ignore")
-runpy.run_path(sys.argv.pop(1), run_name="__main__")
-"""
-
-
-def in_all_ways(nursery: Nursery, folder: Path, how_much: str, cases: Sequence[str]) -> list[str]:
-    """The ways that the cases of ``imagined`` have gone."""
-    program = Program(nursery, folder / "program", IN_A_FORK, IMAGINED, how_much, *cases)
-    status, errors = program.end()
-    assert status == 0, errors[-3000:]
-    return program.lines
+def in_all_ways(how_much: str, cases: tuple[str, ...], ways: int) -> None:
+    """Run the cases of ``imagined``; each tells of every way that it went."""
+    environment = os.environ | {
+        "GEARTRAIN_NATIVE": "0",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+    }
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            str(ROOT / "tests" / "rigs" / "imagined.py"),
+            how_much,
+            *cases,
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stdout.splitlines()) == ways
 
 
 CASES = [
@@ -94,21 +105,16 @@ CASES = [
 
 
 @pytest.mark.timeout(300)
-def test_no_operation_meets_two_devices_and_no_firing_looks_at_a_number(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_no_operation_meets_two_devices_and_no_firing_looks_at_a_number() -> None:
     """Of every other model: all of them, in every way, are slow."""
-    few = [case for cases, _ in CASES for case in cases][::2]
-    assert len(in_all_ways(nursery, tmp_path, "few", few)) == 11
+    in_all_ways("few", tuple(case for cases, _ in CASES for case in cases)[::2], 11)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("cases", "ways"), CASES)
-def test_nor_with_more_data_in_every_way(
-    cases: tuple[str, ...], ways: int, nursery: Nursery, tmp_path: Path
-) -> None:
-    assert len(in_all_ways(nursery, tmp_path, "all", cases)) == ways
+def test_nor_with_more_data_in_every_way(cases: tuple[str, ...], ways: int) -> None:
+    in_all_ways("all", cases, ways)
 
 
 def graph_on(devices: dict[str, str]) -> tuple[Graph, list[Instance]]:

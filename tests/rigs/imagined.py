@@ -319,4 +319,3 @@ for case in names:
             run(made, data, way.devices, way.fed, how, in_one_firing="in one firing" in case)
         assert bool(fetched) != nobody_waits, f"{case}, {way}, {how}: fetched {fetched[:5]}"
         sys.stdout.write(f"{case}, {way.name}, {how.name}\n")
-        sys.stdout.flush()
