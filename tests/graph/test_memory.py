@@ -165,6 +165,18 @@ def test_a_memory_that_nobody_reads_is_refused():
         graph.check()
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_memory_with_nothing_behind_it_is_named_with_the_remedy(reads: bool):
+    graph = gt.Graph()
+    states = graph.input("h", shape=(H,), dtype=torch.float32, bundle=True)
+    held = states.hold(name="states")
+    rows = states.through(Pool(), inside=True)  # of what has not been held
+    (rows.attend(held, Read()) if reads else rows).loss(loss)
+    told = r"'states' is read by nobody; it holds memory 'states'.* rows\.attend\(held, module\)"
+    with pytest.raises(GraphError, match=told):
+        graph.check()
+
+
 def test_a_reader_behind_what_answers_early_is_refused():
     graph, held, rows = begun()
     rows.detach(name="cut").attend(held, Read(), name="read").loss(loss)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from geartrain.engine.engine import Engine
 from geartrain.engine.parts import make_parts
 from geartrain.engine.settings import Settings
-from geartrain.errors import WorkerError
+from geartrain.errors import StuckError, WorkerError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.nodes.loop.node import LoopNode
@@ -119,6 +119,12 @@ def test_a_section_of_parts_that_count_rows_runs_by_steps():
     graph, rules = routed(modules()), Rules(update_every=Rows(2))
     engine = Engine(graph, make_parts(graph, rules), Settings(), 1)
     assert not any(isinstance(n, LoopNode) for n in engine.wiring.nodes.values())
+
+
+def test_members_that_never_come_to_a_section_are_told():
+    data = [Instance(i.inputs, value={"n": 9}) for i in points()]
+    with pytest.raises(StuckError, match=r"a section that runs whole has come .*\n  'sum' waits"):
+        accumulate(routed(modules()), data)
 
 
 def test_rows_that_only_pass_from_module_to_module_are_no_section():

@@ -100,7 +100,7 @@ CASES = [
     (("whole trees", "whole trees, own cells", "whole lists", "whole lists, RNN"), 26),
     (("lists in one firing", "trees in one firing", "cells in one firing"), 16),
     (("modules in one firing",), 5),
-    (("childsum in one firing", "seq2seq in one firing", "pointer in one firing"), 9),
+    (("childsum in one firing", "pointer in one firing", "seq2seq in one firing"), 9),
 ]
 
 

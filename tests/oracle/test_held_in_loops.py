@@ -419,10 +419,10 @@ def ratio(programs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 @each_model
 def test_gradients_are_those_of_autograd(name: str) -> None:
     for order in (Order(max_active=3), Order("threads", 2, max_active=4), Order(reach=False)):
-        model = MODELS[name](13, "whole")
+        model = MODELS[name](9, "whole")
         assert "loop 'rounds' runs whole" in str(model.graph)
         assert len(loops_of(check(name, model, order))) == 1
-    model = MODELS[name](13, "steps")
+    model = MODELS[name](9, "steps")
     assert "loop 'rounds' runs by steps" in str(model.graph)
     check(name, model, Order(max_active=3))
 
@@ -464,7 +464,7 @@ def test_c_calls_who_reads(
     name: str, needs_kernels: None, read_in_c: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5)
-    check(name, MODELS[name](13, "whole"), Order(max_active=3))
+    check(name, MODELS[name](9, "whole"), Order(max_active=3))
     assert 0 < read_in_c["backward"] == read_in_c["forward"]
 
 
@@ -474,14 +474,14 @@ def test_some_rows_go_back_at_a_time(
 ) -> None:
     monkeypatch.setattr(choice, "_ratio", lambda *_: 0.5)
     monkeypatch.setattr(native, "BYTES_BACK", 3)
-    check(name, MODELS[name](13, "whole"), Order(max_active=3))
+    check(name, MODELS[name](9, "whole"), Order(max_active=3))
 
 
 @pytest.mark.usefixtures("ratio")
 @each_model
 def test_what_c_has_made_goes_back_call_by_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.NativeCalls, "made", lambda self, number: False)
-    check(name, MODELS[name](13, "whole"), Order(max_active=3))
+    check(name, MODELS[name](9, "whole"), Order(max_active=3))
 
 
 def test_what_is_held_and_let_go_in_a_loop_may_be_read() -> None:

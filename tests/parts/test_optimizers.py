@@ -270,16 +270,19 @@ def test_what_fused_adam_cannot_step_torch_does() -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_a_step_passes_by_what_torch_puts_around_it_unless_somebody_has_asked_for_it():
-    weight = torch.nn.Parameter(torch.ones(3))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["in C", "by torch"])
+def test_a_step_passes_by_what_torch_puts_around_it_unless_somebody_has_asked_for_it(
+    dtype: torch.dtype,
+):
+    weight = torch.nn.Parameter(torch.ones(3, dtype=dtype))
     optimizer = FusedAdam([weight], lr=0.1)
     for _ in range(2):
-        weight.grad = torch.ones(3)
+        weight.grad = torch.ones(3, dtype=dtype)
         plainly_stepped(optimizer)
-    other = torch.nn.Parameter(torch.ones(3))
+    other = torch.nn.Parameter(torch.ones(3, dtype=dtype))
     its = torch.optim.Adam([other], lr=0.1)
     for _ in range(2):
-        other.grad = torch.ones(3)
+        other.grad = torch.ones(3, dtype=dtype)
         its.step()
     torch.testing.assert_close(weight, other)
     seen: list[str] = []

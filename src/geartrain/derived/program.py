@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from functools import partial
 from operator import attrgetter, is_
-from typing import Any, final
+from typing import Any, Final, final
 from weakref import WeakValueDictionary
 
 import numpy as np

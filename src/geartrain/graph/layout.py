@@ -118,10 +118,6 @@ class GraphLayout:
         return found
 
 
-def _is_attended_to(memory: Holding, operators: Sequence[AbstractOperator]) -> bool:
-    return any(isinstance(x, Through) and x.memory is memory for x in operators)
-
-
 def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]:
     """Copies of the operators, numbered from 1, with a broadcast where a stream is used twice.
 
@@ -134,13 +130,9 @@ def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]
         for port in range(source.ways):
             readers = uses.get((id(source), port), [])
             if not readers:
-                held = isinstance(source, Holding) and _is_attended_to(source, operators)
-                begin = (
-                    "; rows that attend to it begin with it: pooled, ungrouped, or in a concat()"
-                )
                 raise GraphError(
-                    f"the stream of '{source.name}'{_port(source, port)} is read by nobody"
-                    f"{begin if held else ''}; end it with .loss(...), .output() or .stop()"
+                    f"the stream of '{source.name}'{_port(source, port)} is read by nobody; "
+                    f"{source.remedy()}"
                 )
             if len(readers) > 1:
                 name = f"{source.name}{_port(source, port).replace(' port', '')} broadcast"

@@ -47,6 +47,13 @@ class Holding(AbstractOperator):
         readers = ", ".join(self.readers)
         return f"read by {readers}, on one worker" if readers else "read by nobody"
 
+    def remedy(self) -> str:
+        return (
+            f"it holds memory '{self.name}': rows that attend to it begin with it: pooled "
+            "(held.through(...)), ungrouped (held.ungroup()) or in a concat(), and read it with "
+            "rows.attend(held, module); or leave hold() out"
+        )
+
     def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
         spec = given[0]
         if not spec.bundled:

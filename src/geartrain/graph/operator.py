@@ -105,6 +105,10 @@ class AbstractOperator(ABC):
         """What the printed graph says besides kind and name."""
         return ""
 
+    def remedy(self) -> str:
+        """What to do where a stream of it is read by nobody."""
+        return "end it with .loss(...), .output() or .stop()"
+
     @abstractmethod
     def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
         """What leaves, by output port, when this comes in, by input port.

@@ -164,7 +164,7 @@ class FusedAdam(torch.optim.Adam):
         if left:
             self.param_groups = left
             try:
-                super().step()
+                _unhooked(torch.optim.Adam)(self)  # this step has told hooks and profilers
             finally:
                 self.param_groups = groups
         return loss
@@ -251,11 +251,18 @@ def is_watched(optimizer: Optimizer) -> bool:
 def plainly_stepped(optimizer: Optimizer) -> None:
     """Let an optimiser step, without what torch puts around a step for profilers and hooks where
     there are none: a part of few weights steps in less time than that takes."""
-    inner = getattr(type(optimizer).step, "__wrapped__", None)
-    if inner is None or is_watched(optimizer):
+    if is_watched(optimizer):
         optimizer.step()
     else:
-        inner(optimizer)
+        _unhooked(type(optimizer))(optimizer)
+
+
+def _unhooked(kind: type[Optimizer]) -> Callable[[Optimizer], object]:
+    """The step of a kind of optimiser, without what torch puts around it for profilers and hooks
+    as soon as there is one of that kind."""
+    step: Any = kind.step
+    found: Callable[[Optimizer], object] = step.__wrapped__ if hasattr(step, "hooked") else step
+    return found
 
 
 @final

@@ -1,7 +1,9 @@
 """Graphs of operators that are put together without a look through what each is given.
 
 torch looks for symbols of shapes among all that a node gets, to warn of them: a fifth of the time
-that a module takes to be cut. There are none in what is recorded here.
+that a module takes to be cut. There are none in what is recorded here. It also spells a name out of
+each operator's, and takes a node out of its table of operators and puts it back whenever something
+is written to it: nobody reads the names, and what is written here changes no operator.
 """
 
 from __future__ import annotations
@@ -15,6 +17,10 @@ from torch import fx
 
 _HERE: Final = threading.local()
 """Of this thread: the graphs that are to be taken apart."""
+
+
+_NAME: Final = "x"
+_put = object.__setattr__
 
 
 @final
@@ -36,18 +42,19 @@ class Unsearched(fx.Graph):
         name: str | None = None,
         type_expr: Any = None,
     ) -> fx.Node:
-        node = super().create_node(op, target, None, None, name, type_expr)
+        node = super().create_node(op, target, None, None, name or _NAME, type_expr)
         if args:
-            node.args = args
+            _put(node, "args", args)
         if kwargs:
-            node.kwargs = kwargs
+            _put(node, "kwargs", kwargs)
         return node
 
     def take_apart(self) -> None:
         """It has no nodes any more, and none of them knows of another that reads it."""
         for x in (*self.nodes, self._root):
             x.users.clear()
-            x._prev = x._next = None
+            _put(x, "_prev", None)
+            _put(x, "_next", None)
         vars(self).clear()
 
 

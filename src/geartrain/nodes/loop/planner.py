@@ -312,10 +312,11 @@ class Planner:
     def _check_empty(self) -> None:
         story = [line for stage in self._others for line in stage.story()]
         if story:
+            kind = "loop" if self._round else "section"
             raise StuckError(
-                "a loop that runs whole has come to its end, and rows wait in it for others that "
-                "do not come; look at size= of a group, on= of a concat, and at rows that end, or "
-                "go elsewhere, before they are there:\n  " + "\n  ".join(story)
+                f"a {kind} that runs whole has come to its end, and rows wait in it for others "
+                "that do not come; look at size= of a group, on= of a concat, and at rows that "
+                "end, or go elsewhere, before they are there:\n  " + "\n  ".join(story)
             )
 
 
