@@ -84,6 +84,14 @@ def test_where_others_may_wait_for_it_what_was_done_is_told_as_soon_by_each_of_m
         assert pace.progress_s > SLOW_S
 
 
+def test_what_has_no_answers_is_waited_for_by_nobody_wherever_it_was_done() -> None:
+    for stock in (None, PartialStock(Arena(), 0, lambda trained: 4)):
+        pace = Pace(stock, 8)
+        pace.told(10.0)
+        assert not pace.due(10.0 + 0.9 * pace.progress_s, matters=False, firings=1)
+        assert pace.due(10.0 + 1.1 * pace.progress_s, matters=False, firings=1)
+
+
 class Clocks:
     """What the two clocks say, from where they stood."""
 

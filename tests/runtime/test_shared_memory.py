@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 
+import cloudpickle
+import pytest
 import torch
 from torch import nn
 
@@ -72,6 +74,23 @@ def test_a_write_to_one_tensor_is_no_write_to_its_neighbour():
     y.sum().backward()
     assert x.grad is not None
     assert model[0].bias.equal(here[0].bias)
+
+
+def test_a_tensor_is_written_once_however_often_it_is_held():
+    shared = SharedTensors()
+    model = nn.Linear(3, 4)
+    shared.move(list(model.parameters()))
+    once, often = dumps([model.weight], shared), dumps([[model.weight] for _ in range(100)], shared)
+    assert len(often) < len(once) + 100 * 8
+    assert len({id(x) for (x,) in loads(often, shared_with_another(shared))}) == 1
+
+
+def test_references_are_read_only_with_the_memory_that_they_are_to():
+    shared = SharedTensors()
+    model = nn.Linear(3, 4)
+    shared.move(list(model.parameters()))
+    with pytest.raises(RuntimeError, match="loads"):
+        cloudpickle.loads(dumps(model, shared))
 
 
 def shared_with_another(shared: SharedTensors):

@@ -19,7 +19,7 @@ import pickle  # noqa: TID251 - between a parent and the children that it made, 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, final
+from typing import Any, Final, NoReturn, final
 
 import cloudpickle
 import numpy as np
@@ -137,9 +137,10 @@ class SharedTensors:
         """SharedRegion and byte where a tensor's elements begin; None: it is not shared."""
         if not may_lie_in_common(tensor):
             return None
+        at = tensor.data_ptr()
         for k, region in self.regions.items():
-            if tensor in region:
-                return k, tensor.data_ptr() - region.start
+            if region.start <= at < region.start + region.size and region.in_use:
+                return k, at - region.start
         return None
 
     def move(self, tensors: Iterable[Tensor]) -> None:
@@ -220,7 +221,11 @@ class Apart:
 
 @final
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # without annotations
-    """Writes references in place of tensors that are shared."""
+    """Writes references in place of tensors that are shared.
+
+    By what a tensor is reduced to, and not by ``persistent_id``, which is asked of every number and
+    string as well: they are most of a pickle, and workers wait for it.
+    """
 
     def __init__(
         self,
@@ -229,40 +234,33 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # without annotations
     ) -> None:
         super().__init__(file)
         self._place = place
-        self._numbers: dict[int, int] = {}
-        self._kept: list[Tensor] = []  # so that no number is given twice
-
-    def persistent_id(self, thing: object) -> Any:
-        if not isinstance(thing, Tensor) or type(thing) not in (Tensor, nn.Parameter):
-            return None
-        place = self._place(thing)
-        if place is None or (thing.requires_grad and not thing.is_leaf):
-            return None
-        number = self._numbers.setdefault(id(thing), len(self._numbers))
-        self._kept.append(thing)
-        return (
-            number,
-            *place,
-            str(thing.dtype).removeprefix("torch."),
-            tuple(thing.shape),
-            thing.stride(),
-            isinstance(thing, nn.Parameter),
-            thing.requires_grad,
-            dict(vars(thing)),
-            hooks_of(thing),
-        )
 
     def reducer_override(self, thing: object) -> Any:
         """A module with parametrizations, such as ``weight_norm``, goes as what it was made of:
         its class is made for it alone, and refuses to be pickled."""
+        if type(thing) in (Tensor, nn.Parameter):
+            return self._reduced(thing)  # type: ignore[arg-type]
         if isinstance(thing, nn.Module) and type_before_parametrizations(thing) is not type(thing):
             kind = type_before_parametrizations(thing)
             names = list(thing.parametrizations)  # type: ignore[arg-type]
             return _parametrized, (kind, names), dict(vars(thing))
-        if isinstance(thing, nn.Parameter) and hooks_of(thing):
-            more = dict(vars(thing))
-            return _with_hooks, (thing.data, thing.requires_grad, hooks_of(thing), more)
         return super().reducer_override(thing)
+
+    def _reduced(self, thing: Tensor) -> Any:
+        leaf = thing.is_leaf or not thing.requires_grad
+        hooks, more = hooks_of(thing), dict(vars(thing))
+        if leaf and (place := self._place(thing)) is not None:
+            kind = isinstance(thing, nn.Parameter), thing.requires_grad
+            said = *place, thing.dtype, tuple(thing.shape), thing.stride(), *kind
+            return _placed, (*said, more, hooks) if more or hooks else said
+        if isinstance(thing, nn.Parameter) and hooks:
+            return _with_hooks, (thing.data, thing.requires_grad, hooks, more)
+        return super().reducer_override(thing)
+
+
+def _placed(*_: object) -> NoReturn:
+    """What is pickled in place of a tensor; an ``_Unpickler`` has its own in place of this."""
+    raise RuntimeError("a pickle of tensors in shared memory is read by `loads`")
 
 
 def _with_hooks(
@@ -296,26 +294,37 @@ class _Unpickler(pickle.Unpickler):
     ) -> None:
         super().__init__(file)
         self._regions, self._apart = regions, apart
-        self._found: dict[int, Tensor] = {}
 
-    def persistent_load(self, reference: Any) -> Tensor:
-        number, region, offset, dtype, shape, stride, *kind_of, more, hooks = reference
-        is_parameter, wants_gradient = kind_of
-        if number not in self._found:
-            kind = getattr(torch, dtype)
-            if region in self._apart:
-                storage = self._apart[region].untyped_storage()
-                x = torch.empty(0, dtype=kind)
-                x.set_(storage, offset // x.element_size(), shape, stride)
-            elif region <= _APART:
-                x = torch.zeros((), dtype=kind).expand(shape)
-            else:
-                x = self._regions[region].tensor(offset, kind, shape, stride)
-            x = nn.Parameter(x, wants_gradient) if is_parameter else x
+    def find_class(self, module: str, name: str) -> Any:
+        if name == _placed.__name__ and module == __name__:
+            return self._tensor
+        return super().find_class(module, name)
+
+    def _tensor(
+        self,
+        region: int,
+        offset: int,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        is_parameter: bool,
+        wants_gradient: bool,
+        more: Mapping[str, Any] = MappingProxyType({}),
+        hooks: tuple[Any, ...] = (),
+    ) -> Tensor:
+        """The tensor that was ``_placed`` so."""
+        if region in self._apart:
+            storage = self._apart[region].untyped_storage()
+            x = torch.empty(0, dtype=dtype).set_(storage, offset // dtype.itemsize, shape, stride)
+        elif region <= _APART:
+            x = torch.zeros((), dtype=dtype).expand(shape)
+        else:
+            x = self._regions[region].tensor(offset, dtype, shape, stride)
+        x = nn.Parameter(x, wants_gradient) if is_parameter else x.requires_grad_(wants_gradient)
+        if more or hooks:
             vars(x).update(more)
-            self._found[number] = x if is_parameter else x.requires_grad_(wants_gradient)
             carry_hooks(hooks, x)
-        return self._found[number]
+        return x
 
 
 def dumps(thing: object, shared: SharedTensors, apart: Apart | None = None) -> bytes:

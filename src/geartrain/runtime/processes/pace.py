@@ -84,9 +84,9 @@ class Pace:
         self._stock = stock
         self._told_s = 0.0
         self.progress_s = min(_MOST_S, max(SLOW_S, _ALL_S * workers))
-        # Elsewhere others may wait for what is told by the clock alone.
+        # Elsewhere others may wait for answers that are told by the clock alone.
         whole = stock is not None and stock.whole
-        self._slow_s = self.progress_s if whole else SLOW_S
+        self._answers_s = self.progress_s if whole else SLOW_S
         self.core = CoreClock()
         self.now = self.core.seconds if whole else time.perf_counter
         self.reached = self.core.reached if whole else _by_everybodys_clock
@@ -99,7 +99,8 @@ class Pace:
             matters: Whether it counts by what is told.
             firings: That are told of.
         """
-        if firings >= MOST_FIRINGS or now_s - self._told_s > self._slow_s:
+        slow_s = self._answers_s if matters else self.progress_s
+        if firings >= MOST_FIRINGS or now_s - self._told_s > slow_s:
             return True
         if self._stock is not None:
             return self._stock.has_room
