@@ -429,7 +429,7 @@ def test_a_session_learns_with_a_derived_kernel_what_it_learns_by_running_again(
     _close(list(weights("activations")), list(weights("inputs")))
 
 
-class Turned(nn.Module):
+class TurnedPairs(nn.Module):
     """Pairs as complex numbers, turned: torch has it, as views that want numbers side by side."""
 
     def __init__(self) -> None:
@@ -444,7 +444,7 @@ class Turned(nn.Module):
 
 def test_gradients_that_are_spread_out_come_as_those_of_the_trace() -> None:
     torch.manual_seed(0)
-    module, x = Turned().double(), _floats(D)
+    module, x = TurnedPairs().double(), _floats(D)
     one: Tensor = _floats(1).expand(-1, 8)  # as that of a sum is
     kernel = DerivedKernel("turned", module)
     found = _run(kernel, module, (x,), [one], [list(range(ROWS))])[1]

@@ -15,14 +15,6 @@ Start = Callable[["Begun", Tensor], Tensor]
 
 pytestmark = pytest.mark.usefixtures("needs_kernels", "in_float64")
 
-_STARTS: dict[str, Start] = {
-    "zeros": lambda m, x: torch.zeros(len(x), D, dtype=x.dtype),
-    "of rows": lambda m, x: torch.zeros_like(x),
-    "ones": lambda m, x: x.new_ones(x.shape),
-    "learnt": lambda m, x: m.start.expand(len(x), -1),
-    "repeated": lambda m, x: m.start.repeat(x.shape[0], 1),
-}
-
 
 class Begun(nn.Module):
     """What comes, and a state before the first, each by a map of its own."""
@@ -34,6 +26,15 @@ class Begun(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(self.of_state(self.before(self, x)) + self.of_input(x))
+
+
+_STARTS: dict[str, Start] = {
+    "zeros": lambda m, x: torch.zeros(len(x), D, dtype=x.dtype),
+    "of rows": lambda m, x: torch.zeros_like(x),
+    "ones": lambda m, x: x.new_ones(x.shape),
+    "learnt": lambda m, x: m.start.expand(len(x), -1),
+    "repeated": lambda m, x: m.start.repeat(x.shape[0], 1),
+}
 
 
 @pytest.mark.parametrize("start", _STARTS)
