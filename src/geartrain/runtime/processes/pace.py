@@ -6,8 +6,9 @@ nobody waits               as often as progress is told, or when it gets long
 
 A report has a cost of its own on both sides, about that of a small firing, and the program takes a
 core from a worker to read it. What is told by the clock, and waited for by nobody, is told so often
-by all workers together, and by a clock of cores: where these are shared, with other workers or
-other programs, a worker does less between two moments of any other.
+by all workers together; and where instances live wholly on a worker by a clock of cores: where
+these are shared, with other workers or other programs, a worker does less between two moments of
+any other. Elsewhere what has no answers in it is waited for by nobody.
 
 The system ends a turn at a core where that clock is read, if the turn is over; who does not ask
 keeps the core until the system's next tick. Read at every firing it more than doubles how often
@@ -84,7 +85,7 @@ class Pace:
         self._stock = stock
         self._told_s = 0.0
         self.progress_s = min(_MOST_S, max(SLOW_S, _ALL_S * workers))
-        # Elsewhere others may wait for answers that are told by the clock alone.
+        # Elsewhere others may wait for answers that are told of by the clock alone.
         whole = stock is not None and stock.whole
         self._answers_s = self.progress_s if whole else SLOW_S
         self.core = CoreClock()
