@@ -1,9 +1,9 @@
 """Graphs of operators that are put together without a look through what each is given.
 
 torch looks for symbols of shapes among all that a node gets, to warn of them: a fifth of the time
-that a module takes to be cut. There are none in what is recorded here. It also spells a name out of
-each operator's, and takes a node out of its table of operators and puts it back whenever something
-is written to it: nobody reads the names, and what is written here changes no operator.
+that a module takes to be cut. There are none in what is recorded here. It also takes a node out of
+its table of operators and puts it back whenever something is written to it; what is written here
+changes no operator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ _HERE: Final = threading.local()
 """Of this thread: the graphs that are to be taken apart."""
 
 
-_NAME: Final = "x"
 _put = object.__setattr__
 
 
@@ -42,7 +41,7 @@ class Unsearched(fx.Graph):
         name: str | None = None,
         type_expr: Any = None,
     ) -> fx.Node:
-        node = super().create_node(op, target, None, None, name or _NAME, type_expr)
+        node = super().create_node(op, target, None, None, name, type_expr)
         if args:
             _put(node, "args", args)
         if kwargs:
