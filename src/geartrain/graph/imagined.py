@@ -34,7 +34,7 @@ def on_meta(function: Callable[..., Any], args: Sequence[Any]) -> object:
 
 @final
 class _LinearByShapes(TorchFunctionMode):
-    """Linear maps of meta tensors that fit together are known by their shapes.
+    """Linear maps of meta tensors that fit together are known by their shapes, without a gradient.
 
     torch makes them of simpler operators, in Python: a third of the time of a check. What does not
     fit is for torch to refuse.
@@ -47,7 +47,8 @@ class _LinearByShapes(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if function is linear and not kwargs and len(args) == 3 and _fit(*args):
+        plain = not torch.is_grad_enabled() and not kwargs and len(args) == 3
+        if function is linear and plain and _fit(*args):
             x, weight, _ = args
             return x.new_empty((*x.shape[:-1], weight.shape[0]))
         return function(*args, **(kwargs or {}))
