@@ -326,6 +326,32 @@ def test_a_shell_computes_what_the_module_does_and_shares_its_tensors() -> None:
     assert double.dtype == torch.float64
 
 
+class Tables(nn.Module):
+    """Says where its weights lie, and by what they are looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Embedding(5, 4)
+        self.written = nn.Embedding(5, 4, max_norm=0.5)
+        self.seen: list[tuple[int, int]] = []
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.seen.append((self.read.weight.data_ptr(), self.written.weight.data_ptr()))
+        return self.read(ids) + self.written(ids)
+
+
+def test_weights_that_are_only_read_are_brought_into_float64_once() -> None:
+    module = Tables()
+    stand_in, own = StandIn(module), module.read.weight.detach().clone()
+    ids = torch.tensor([0, 3])
+    (first,) = stand_in.play((ids,), None, double=True)
+    (again,) = stand_in.play((ids,), None, double=True)
+    assert first.dtype is torch.float64 and torch.equal(first, again)
+    seen = stand_in._shell.seen  # type: ignore[union-attr]
+    assert seen[0][0] == seen[1][0] != module.read.weight.data_ptr()
+    assert not module.seen and torch.equal(module.read.weight, own)
+
+
 def test_a_stand_in_computes_where_the_rows_are() -> None:
     """Trials run on the host, wherever the weights live."""
     tied = nn.Linear(4, 4)

@@ -49,6 +49,7 @@ class StandIn:
         self._function = function
         self._tensors = tensors_of(function)
         self._there: dict[tuple[int, torch.device], Tensor] = {}
+        self._double: dict[int, Tensor] = {}
         numbers = sum(x.numel() for x in self._tensors.values())
         self.may_double = owns and numbers <= _MOST_IN_DOUBLE
         inner = function.named_modules() if isinstance(function, nn.Module) else ()
@@ -102,13 +103,19 @@ class StandIn:
             x = own if device is None or not self._owns else self._brought(own, device)
             if isinstance(own, nn.Parameter) and not self._owns:
                 made[id(own)] = own
-            elif double and x.is_floating_point() and x.dtype is not torch.float64:
-                made[id(own)] = x.detach().double()
-            elif isinstance(own, nn.Parameter) and name not in self._written:
-                made[id(own)] = x.detach()  # is read alone
+                continue
+            read_alone = isinstance(own, nn.Parameter) and name not in self._written
+            if double and x.is_floating_point() and x.dtype is not torch.float64:
+                made[id(own)] = self._widened(x) if read_alone else x.detach().double()
             else:
-                made[id(own)] = x.detach().clone()
+                made[id(own)] = x.detach() if read_alone else x.detach().clone()
         return {name: made[id(x)] for name, x in self._tensors.items()}
+
+    def _widened(self, x: Tensor) -> Tensor:
+        """A tensor that is read alone, in float64; made once, as many runs ask for it."""
+        if id(x) not in self._double:
+            self._double[id(x)] = x.detach().double()
+        return self._double[id(x)]
 
     def _brought(self, x: Tensor, device: torch.device) -> Tensor:
         """The tensor on a device, brought there once."""
