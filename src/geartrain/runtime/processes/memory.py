@@ -137,10 +137,9 @@ class SharedTensors:
         """SharedRegion and byte where a tensor's elements begin; None: it is not shared."""
         if not may_lie_in_common(tensor):
             return None
-        at = tensor.data_ptr()
         for k, region in self.regions.items():
-            if region.start <= at < region.start + region.size and region.in_use:
-                return k, at - region.start
+            if tensor in region:
+                return k, tensor.data_ptr() - region.start
         return None
 
     def move(self, tensors: Iterable[Tensor]) -> None:
