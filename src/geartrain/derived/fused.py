@@ -86,14 +86,15 @@ class MadeTable:
         return Steps([Step(Op.PRODUCT, out, places, many=depth)], [0] * 4, dtype)
 
 
-_FEW_BYTES: Final = 1 << 18
-"""So much that is packed, at most, is kept where it is found anew at each call: larger weights take
-longer to pack than all that is spared, and memory."""
+_FEW_BYTES: Final = 1 << 22
+"""So much that is packed, at most, is kept where no firing is told of: what is kept of larger weights
+is as much memory again, and their products take longer than to pack them."""
 
 
 @final
 class PackedWeights:
-    """Where the weights of one function are, packed for products, for the length of a firing.
+    """Where the weights of one function are, packed for products, for the length of a firing; where
+    none is told of, until torch counts a write to them.
 
     Tables that have met a weight are made for it too, where so many rows come that it is worth it:
     as many as came in the firing before, or have come in this one.
@@ -115,6 +116,8 @@ class PackedWeights:
         """Of all operands; it must live as long as anybody reads there."""
         number, found = firing.number, self._held.get(routine)
         if found is not None and number and found.firing == number:
+            return found
+        if found is not None and not number and found.stands(operands):
             return found
         if not number or number != self._looked:
             self._looked, self._looks = number, {}
@@ -221,6 +224,7 @@ class Routine:
             found.add(slot, table.of(operands, steps))
         if whole and all(operands[k].is_contiguous() for k in self._read):
             found.last(operands, self._read)
+        found.note(operands, self._read)
         return found
 
     @staticmethod

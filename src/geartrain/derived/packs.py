@@ -1,6 +1,7 @@
 """Where the operands of a routine lie: as they are, or packed for products.
 
-    a firing begins ─► do they lie where they lay? ─► they are packed again, where they were packed
+    a firing begins ─► has torch counted no write to them? ─► they are as they were packed
+                       do they lie where they lay? ─► they are packed again, where they were packed
                        else ─► new places
 
 Weights change between firings, and mostly lie where they lay: so do then what is packed of them and
@@ -14,9 +15,10 @@ from threading import get_ident
 from typing import TypeAlias, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from geartrain.native.fused import Packing
+from geartrain.native.steady import firing
 from geartrain.nodes.products import matrix
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
@@ -50,6 +52,8 @@ class OperandPlaces:
         "_copies",
         "_held",
         "_looks",
+        "_packed_in",
+        "_packed_of",
         "_packing",
         "_read",
         "_thread",
@@ -66,6 +70,8 @@ class OperandPlaces:
         self._looks: Seen | None = None
         self._read: Sequence[int] = ()
         self._thread = get_ident()
+        self._packed_in = 0  # which pass
+        self._packed_of: list[tuple[int, nn.Parameter, int, int]] | None = None
 
     def add(self, slot: int, x: Tensor) -> None:
         """A tensor that is read where it lies, as it is."""
@@ -104,6 +110,37 @@ class OperandPlaces:
         """Pack the weights as they are now."""
         self._packing.run()
 
+    def note(self, operands: Sequence[Tensor], read: Sequence[int]) -> None:
+        """All is as these operands are now.
+
+        Args:
+            operands: All.
+            read: Which of them are read.
+        """
+        self._packed_in, found = firing.of_pass, []
+        for k in read:
+            p = operands[k]
+            if not isinstance(p, nn.Parameter):
+                self._packed_of = None  # it may be computed, where another one lay
+                return
+            found.append((k, p, p._version, p.data_ptr()))
+        self._packed_of = found
+
+    def stands(self, operands: Sequence[Tensor]) -> bool:
+        """Whether all is as it was noted, in a firing of the same pass and thread: the same
+        parameters, where they lay, to which torch has counted no write since.
+
+        Args:
+            operands: All.
+        """
+        known, now = self._packed_of, firing.of_pass
+        if known is None or not now or now != self._packed_in or self._thread != get_ident():
+            return False
+        for k, p, version, at in known:
+            if operands[k] is not p or p._version != version or p.data_ptr() != at:
+                return False
+        return True
+
     @property
     def nbytes(self) -> int:
         """Of what is packed."""
@@ -129,6 +166,7 @@ class OperandPlaces:
                 copy[:, at : at + end - first] = weight[:, first:end]
                 at += end - first
         self.pack()
+        self.note(operands, self._read)
         return True
 
     def _look(self, operands: Sequence[Tensor], looks: Seen) -> None:

@@ -23,6 +23,7 @@ from geartrain.engine.waves import Waves
 from geartrain.errors import GeartrainError, WorkerError, said
 from geartrain.frames.frame import Arena
 from geartrain.frames.message import Backward, Forward
+from geartrain.native import steady
 from geartrain.nodes.node import AbstractNode, Emission
 from geartrain.parts.together import StepsTogether
 from geartrain.parts.trained import AbstractPart, StepTaken, guarded
@@ -282,6 +283,13 @@ class WorkerState:
             WorkerError: The node raised; names node, part, shapes and instances.
             GeartrainError: The graph or the data are wrong.
         """
+        steady.firing.of_pass = steady.this_pass.number
+        try:
+            return self._fire()
+        finally:
+            steady.firing.of_pass = 0
+
+    def _fire(self) -> Firing:
         if not self._eager:
             if (taken := self.communicator.take()) is not None:
                 return self._exchange(taken)

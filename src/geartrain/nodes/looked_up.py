@@ -246,4 +246,4 @@ def _by_update(updates: IntArray | int, ids: Tensor, rows: int) -> Tensor:
     """Ids of a table with so many rows, of each update others."""
     if isinstance(updates, int):
         return ids + updates * rows
-    return ids + torch.as_tensor(updates) * rows
+    return torch.from_numpy(ids.numpy() + updates * rows)

@@ -24,6 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from geartrain.errors import GraphError
 from geartrain.native.rows import transposed
+from geartrain.native.steady import this_pass
 
 GRAIN: Final = 32
 """Rows of a batch are best a multiple of this."""
@@ -108,8 +109,9 @@ def matching(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def forget_copies() -> None:
-    """Make the copies of all weights anew when they are next asked for."""
+    """Make the copies of all weights anew when they are next asked for, and what is packed."""
     _COPIES.clear()
+    this_pass.number += 1
 
 
 def whole_rows(n: int) -> int:

@@ -12,7 +12,7 @@ from typing import final
 
 import numpy as np
 
-from geartrain.frames.message import IntArray, distinct
+from geartrain.frames.message import IntArray
 from geartrain.parts.counting import Counting, Told
 from geartrain.parts.trained import AbstractPart
 
@@ -49,7 +49,9 @@ class UpdatesAhead:
         self, updates: IntArray, versions: IntArray, lengths: IntArray | None, *, answered: bool
     ) -> None:
         """Count gradients of the present update now, and others when theirs is the present one."""
-        for update in distinct(updates).tolist():
+        for update, messages in enumerate(np.bincount(updates).tolist()):
+            if not messages:
+                continue
             mine = updates == update
             told = Told(versions[mine], None if lengths is None else lengths[mine], answered)
             if not update:

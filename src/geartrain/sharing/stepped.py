@@ -178,7 +178,7 @@ class SteppedShare(AbstractAhead, PublishedShare):
     def _count(self, told: Told) -> None:
         n, lengths = told.versions.size, told.lengths
         each = np.ones(n, np.int64) if lengths is None else lengths
-        self._local.added(int(each.sum()), n)
+        self._local.added(n if lengths is None else int(lengths.sum()), n)
         if not told.answered:
             self._local.returned(told.versions)
         self._note(told.versions, each, left=not told.answered)
