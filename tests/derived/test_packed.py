@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
+from geartrain.derived import auto
 from geartrain.derived.derivation import derive
+from geartrain.derived.fused import Routine
 from geartrain.derived.operands import Operands
 from geartrain.derived.program import Program
-from geartrain.engine.worker import WorkerState
 from geartrain.native.fused import Packing
 from geartrain.native.steady import firing, this_pass
 from geartrain.nn import Recurrent, TokenRNN
@@ -179,19 +181,23 @@ def network(width: int) -> gt.Graph:
 
 def test_a_fit_packs_once_a_step(packings: list[Packing], monkeypatch: pytest.MonkeyPatch) -> None:
     """There and back, of the cell: three turns each, and one update of four lists."""
-    firings: list[int] = []
+    of_pass: list[int] = []
 
-    def fire(self: WorkerState, before: Any = WorkerState._fire) -> Any:
-        firings.append(firing.of_pass)
-        return before(self)
+    def call(self: Routine, *given: Any, before: Any = Routine.__call__) -> Any:
+        of_pass.append(firing.of_pass)
+        return before(self, *given)
 
-    monkeypatch.setattr(WorkerState, "_fire", fire)
-    rules = gt.Rules(optimizer=lambda p: torch.optim.SGD(p, lr=0.1), update_every=gt.Instances(4))
+    monkeypatch.setattr(Routine, "__call__", call)
+    monkeypatch.setattr(auto, "FIRINGS", 3)
+    monkeypatch.setattr(auto, "ROWS", 8)
+    monkeypatch.setattr(auto, "compare", lambda *_: 0.5)
+    rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=gt.Instances(4))
     session = gt.Session(network(WIDTH), rules=rules, runtime=gt.Threads(1), max_active=4, seed=0)
     passes = this_pass.number
-    fit = session.fit(lists(16, WIDTH), epochs=2)
+    fit = session.fit(lists(64, WIDTH), epochs=2)
     updates = sum(epoch.updates["cell"] for epoch in fit.history)
-    assert updates == 8
-    assert len(packings) < 4 * updates
-    assert {*firings} == {passes + 1, passes + 2}
+    assert updates == 32
+    assert len(of_pass) > 5 * updates
+    assert len(packings) <= 3 * updates  # the table's map is packed by itself
+    assert {*of_pass} == {passes + 1, passes + 2}
     assert firing.of_pass == 0

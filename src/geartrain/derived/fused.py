@@ -87,8 +87,8 @@ class MadeTable:
 
 
 _FEW_BYTES: Final = 1 << 22
-"""So much that is packed, at most, is kept where no firing is told of: what is kept of larger weights
-is as much memory again, and their products take longer than to pack them."""
+"""So much that is packed, at most, is kept where no firing is told of: of larger weights it is as
+much memory again, and their products take longer than to pack them."""
 
 
 @final

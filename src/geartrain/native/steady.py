@@ -24,8 +24,8 @@ class _Firing(threading.local):
 
 
 firing: Final = _Firing()
-"""In this thread: its number; 0: there is none, or weights may change while it lasts. And that of the
-pass of whose worker it is; 0: of none."""
+"""In this thread: its number; 0: there is none, or weights may change while it lasts. And the
+number of the pass of whose worker it is; 0: of none."""
 
 _numbers = count(1)
 
