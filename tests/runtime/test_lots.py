@@ -43,7 +43,7 @@ def test_lots_go_by_what_cores_have_done_however_many_share_them(workers: int) -
 def test_little_is_known_at_the_beginning_and_lots_are_bounded() -> None:
     assert worth_a_lot(0, 0.0, MANY, 2) == 0
     assert worth_a_lot(10, 1e-4, MANY, 2) == 12  # as if it had been a fifth of a second
-    assert worth_a_lot(MANY, 0.2, MANY, 2) == 1024
+    assert worth_a_lot(MANY, 0.2, MANY, 2) == 4096
 
 
 @pytest.mark.parametrize(("left", "lot"), [(300, 100), (299, 99), (30, 10), (2, 0), (0, 0)])

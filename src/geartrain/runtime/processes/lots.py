@@ -23,7 +23,7 @@ from geartrain.transport.record import Record
 
 _LOT_S: Final = 0.25  # of a core's time
 _KNOWN_S: Final = 0.2  # of a core's time, until it is known how many that are
-_MOST: Final = 1024  # instances
+_MOST: Final = 4096  # instances
 
 
 def worth_a_lot(finished: int, seconds: float, left: int, workers: int) -> int:
