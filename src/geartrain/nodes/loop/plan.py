@@ -187,7 +187,7 @@ class AbstractStage(ABC):
     def take(self, port: int) -> RowNumbers:
         """All that waits at a port."""
         came, self.waiting[port] = self.waiting[port], []
-        return joined(came)
+        return came[0] if len(came) == 1 else joined(came)
 
     def rows_waiting(self) -> int:
         """How many have come by all ports."""

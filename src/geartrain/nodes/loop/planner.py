@@ -258,7 +258,10 @@ class Planner:
 
     def _is_to_come(self, stage: AbstractStage) -> bool:
         """Whether rows wait at a module that sends more to what brings rows together."""
-        return any(bool(call.waiting[0]) for call in self._senders[id(stage)])
+        for call in self._senders[id(stage)]:
+            if call.waiting[0]:
+                return True
+        return False
 
     def _run(self, stage: AbstractStage, port: int, rows: RowNumbers, plan: LoopPlan) -> None:
         for way, sent in stage.apply(port, rows, plan):

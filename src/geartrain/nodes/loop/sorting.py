@@ -72,17 +72,20 @@ def ascend(keys: Sequence[IntArray], *, strictly: bool = True) -> bool:
         if equal is not None:
             less &= equal
             same &= equal
-        if less.any():
+        if np.count_nonzero(less):
             return False
         equal = same
-        if not equal.any():
+        if not np.count_nonzero(equal):
             return True
     return not strictly or equal is None
 
 
 def equal(some: Sequence[IntArray], others: Sequence[IntArray]) -> bool:
     """Whether columns are the same."""
-    return all((a == b).all() for a, b in zip(some, others, strict=True))
+    for a, b in zip(some, others, strict=True):
+        if np.count_nonzero(a != b):
+            return False
+    return True
 
 
 def repeated(places: IntArray, starts: IntArray) -> NDArray[np.bool_]:
