@@ -84,7 +84,7 @@ def test_losses_are_those_of_steps_and_c_has_made_calls(
 
 
 @pytest.mark.parametrize("name", DRAWING)
-def test_modules_that_drop_are_derived_once_more(made: dict[str, int], name: str) -> None:
+def test_modules_that_drop_do_not(made: dict[str, int], name: str) -> None:
     make = DRAWING[name]
     torch.manual_seed(1)
     graph = make("whole")

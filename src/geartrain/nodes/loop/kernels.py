@@ -4,7 +4,6 @@ known      nothing is left to be tried, and who chooses has chosen, now or in an
 chosen     the kernel for rows of some kind, if it is known
 programmed the kernel as C calls it with others: its own, or one derived in place of one that
            was written by hand
-evaluated  likewise where no gradient will come, and modules are in another mode
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ class LoopKernels:
         ]
         self._picks: set[int] = set()  # those that have done nothing else
         self._twins: dict[int, AbstractKernel] = {}
-        self._evaluating: dict[int, AbstractKernel] = {}
-        self._traced: set[AbstractKernel] = set()
+        self._traced: set[int] = set()
 
     def add(self) -> None:
         """The modules have become one more, of which nothing is to be found out."""
@@ -139,31 +137,26 @@ class LoopKernels:
         if inner.choice is not None or isinstance(inner.kernel, AbstractMemoryKernel):
             return kernel
         if kernel is not None and kernel.derivable:
-            return self._found_by(self._twin(number, self._twins), inputs)
+            return self._found_by(self._twin(number), number, inputs)
         if kernel is None and inner.kernel.traces:
-            return self._found_by(inner.kernel, inputs)
+            return self._found_by(inner.kernel, number, inputs)
         return kernel
 
-    def evaluated(self, turn: Turn, number: int, inputs: Payload) -> AbstractKernel | None:
-        """Likewise where no gradient will come. If it looks at its mode it is derived once more."""
-        found, choice = self.programmed(turn, number, inputs), self._inner[number].choice
-        if found is not None or not (choice is None or choice.replaced):
-            return found
-        return self._found_by(self._twin(number, self._evaluating), inputs)
-
-    def _twin(self, number: int, twins: dict[int, AbstractKernel]) -> AbstractKernel:
-        """A derived kernel beside another one."""
-        found = twins.get(number)
+    def _twin(self, number: int) -> AbstractKernel:
+        """A derived kernel beside one that was written by hand."""
+        found = self._twins.get(number)
         if found is None:
             inner = self._inner[number]
-            found = twins[number] = derived_kernel(inner.name, inner.call.function)
+            found = self._twins[number] = derived_kernel(inner.name, inner.call.function)
         return found
 
-    def _found_by(self, kernel: AbstractKernel, inputs: Payload) -> AbstractKernel | None:
+    def _found_by(
+        self, kernel: AbstractKernel, number: int, inputs: Payload
+    ) -> AbstractKernel | None:
         """What a kernel that traces has found for rows of this kind, or finds now."""
         found = kernel.for_rows(inputs)
-        if found is None and kernel not in self._traced:
-            self._traced.add(kernel)
+        if found is None and number not in self._traced:
+            self._traced.add(number)
             with torch.no_grad(), generators_kept(None):
                 kernel.forward(_samples(inputs))
             found = kernel.for_rows(inputs)

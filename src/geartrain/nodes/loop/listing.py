@@ -22,8 +22,8 @@ AGAIN: Final = 16
 """After so many firings C is asked again, where it made no call of modules with programs."""
 
 LOOKED: Final = 256
-"""In evaluations C is asked from so many calls on: to trace a module in the mode that it has there
-takes as long as some hundred of them."""
+"""In evaluations C is asked from so many calls on: to trace a module takes as long as some hundred
+of them."""
 
 _SPARE: Final = 1.125
 """So many times the rows that the last firing had for an instance there is room at first."""
@@ -143,8 +143,7 @@ class Listing:
         assert self._hoists is not None
         able, self._callable = self._callable or self._known(), []
         expected = self._rows.expected(turn.slots.size, ahead=turn.plan.parts is not None)
-        kernels = self._kernels
-        chosen = partial(kernels.programmed if self._train else kernels.evaluated, turn)
+        chosen = partial(self._kernels.programmed, turn)
         room, self._room = self._room, None
         return NativeCalls(
             turn, held, self._tables, self._inner, able, chosen, expected, self._hoists, room
