@@ -1,14 +1,16 @@
 """What is computed whole by C of its own, against the same network as a loop of one's own.
 
     PYTHONPATH=src OMP_NUM_THREADS=1 python -m benchmarks.special.whole [TASK] ... [--data DIR]
+        [--evaluate | --bf16 | --workers N] [--kernel-threads N]
 
     special   WholeTree, WholeList, GatedGraphCell(steps=): all steps in one call of C
     loop      the same cells, with the row kernels that are written, in a loop that runs whole
     own       cells of one's own, of plain torch, in that loop: derived kernels
 
-Sizes, data, optimiser and updates are the recipe's, one worker, one kernel thread. All take turns
-in one process, a pass over the same instances each; a line has processor time an instance, the
-median of the passes, and the median of the ratios of neighbours with the least and the largest.
+Sizes, data, optimiser and updates are the recipe's, one worker, one kernel thread; several workers
+share all weights. All take turns in one process, a pass over the same instances each; a line has
+processor time an instance, the median of the passes, and the median of the ratios of neighbours
+with the least and the largest.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -192,32 +194,58 @@ SIZES: Final = {"sentiment": 1000, "listreduce": 10_000, "qm9": 2000, "babi": 80
 """Instances a pass."""
 
 
-def measure(name: str, data: Path | None) -> None:
+@dataclass(frozen=True)
+class How:
+    """In which way.
+
+    Args:
+        data: Where real data are.
+        evaluate: Measure evaluations, and not training.
+        bf16: Compute in bfloat16.
+        workers, kernel_threads: How many.
+    """
+
+    data: Path | None
+    evaluate: bool
+    bf16: bool
+    workers: int
+    kernel_threads: int
+
+    def session(self, graph: gt.Graph, rules: gt.Rules, max_active: int) -> gt.Session:
+        """Of one graph."""
+        return gt.Session(
+            graph,
+            rules=rules,
+            runtime=gt.Threads(self.workers, kernel_threads=self.kernel_threads),
+            sharing=gt.SharedWeights() if self.workers > 1 else None,
+            compute=gt.Compute(precision="bf16" if self.bf16 else "full"),
+            max_active=max_active,
+        )
+
+
+def measure(name: str, how: How) -> None:
     """All ways of a task, by turns."""
     recipe, limit = find_recipe(name), SIZES[name]
     setting = Setting(
         seed=0,
         epochs=1,
         update_every=UPDATES[name],
-        data=data,
+        data=how.data,
         options={option.name: option.default for option in recipe.options},
     )
     task = recipe.build(setting)
     rules = replace(task.rules, update_every=gt.Instances(UPDATES[name]), average="instances")
     found = []
     for way, graph, instances in ways(recipe, task, limit):
-        session = gt.Session(
-            graph,
-            rules=rules,
-            runtime=gt.Threads(1, kernel_threads=1),
-            max_active=recipe.max_active,
-        )
-        found.append((way, session, instances))
+        found.append((way, how.session(graph, rules, recipe.max_active), instances))
     took: dict[str, list[float]] = {way: [] for way, _, _ in found}
     for turn in range(-2, TURNS):
         for way, session, instances in found:
             began = time.process_time()
-            session.fit(instances, epochs=turn + 3)
+            if turn < -1 or not how.evaluate:
+                session.fit(instances, epochs=turn + 3)
+            else:
+                session.evaluate(instances)
             if turn >= 0:
                 took[way].append((time.process_time() - began) / len(instances))
     base = took["special"]
@@ -235,11 +263,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="what is computed whole, against loops")
     parser.add_argument("tasks", nargs="*", help=", ".join(SIZES))
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--evaluate", action="store_true")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--kernel-threads", type=int, default=1)
     given = parser.parse_args()
+    how = How(given.data, given.evaluate, given.bf16, given.workers, given.kernel_threads)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     for name in given.tasks or SIZES:
-        measure(name, given.data)
+        measure(name, how)
 
 
 if __name__ == "__main__":

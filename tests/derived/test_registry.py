@@ -21,6 +21,7 @@ from geartrain import Graph, Instance, Part, Rules, Session, Simulated
 from geartrain.derived.kernel import DerivedKernel
 from geartrain.derived.registry import REGISTRY, Registry
 from geartrain.derived.structure import Structure
+from geartrain.nn import RowDropout
 from geartrain.nodes.gradient import GradientSum
 from geartrain.parts.rules import Flush
 
@@ -256,3 +257,51 @@ def test_a_key_that_forgot_the_code_would_be_noticed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Structure, "__init__", forgetful)
     with pytest.raises(AssertionError):
         _traces(Block(), Louder())
+
+
+class Named(nn.Module):
+    """Looks at its mode under another name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin() if getattr(self, "training") else x.cos()  # noqa: B009
+
+
+class Asking(nn.Module):
+    """Asks a function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin() if _in_training(self) else x.cos()
+
+
+def _in_training(module: nn.Module) -> bool:
+    return module.training
+
+
+def _in_both_modes(module: nn.Module) -> bool:
+    """Whether what is traced in one mode holds in the other."""
+    before = Structure(module)
+    module.eval()
+    same = before.now() == before.settings
+    assert same is (before.key == Structure(module).key)
+    return same
+
+
+def test_the_mode_is_a_setting_of_who_looks_at_it() -> None:
+    plain = (
+        Block(),
+        Reading(),
+        nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D), nn.Embedding(2, 3)),
+    )
+    assert all(map(_in_both_modes, plain))
+    looking = (
+        Named(),
+        Asking(),
+        nn.Dropout(0.5),
+        nn.BatchNorm1d(D),
+        nn.LSTM(D, D),
+        RowDropout(0.5),
+    )
+    assert not any(map(_in_both_modes, looking))
+    assert not any(_in_both_modes(nn.Sequential(nn.Linear(D, D), each.train())) for each in looking)
+    assert _traces(Block(3.0), Block(3.0).eval()) == 1
+    assert _traces(Named(), Named().eval()) == 2

@@ -6,7 +6,9 @@
 
 Looked at are attributes of the modules, of their classes and of plain objects in them, and what the
 code of their classes reads of closures and globals; torch's own code is taken as it is. What lies
-elsewhere (a file, an object in C) closes nothing in: such a structure has no key.
+elsewhere (a file, an object in C) closes nothing in: such a structure has no key. The mode of a
+module is a setting where any of that code, torch's too, has its name: what is traced in training
+holds in evaluations else.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from logging import Logger
 from operator import itemgetter
 from types import (
@@ -36,7 +38,8 @@ from torch import Tensor, nn
 _NUMBERS: Final = (bool, int, float, complex, str, bytes, type(None), type(...))
 _PLAIN: Final = (*_NUMBERS, torch.dtype, torch.device, torch.layout, torch.memory_format, Enum)
 _CONTAINERS: Final = (tuple, list, dict, set, frozenset, OrderedDict, deque, torch.Size)
-_OF_MODULES: Final = frozenset(vars(nn.Module())) - {"training"}
+_MODE: Final = "training"
+_OF_MODULES: Final = frozenset(vars(nn.Module()))
 _OF_RECURRENT: Final = _OF_MODULES | {"_flat_weights", "_flat_weight_refs"}
 """They have their weights once more, and renew these whenever others stand in their place."""
 _LIBRARIES: Final = frozenset({"torch", "geartrain", "numpy"})
@@ -137,8 +140,13 @@ class _Walk:
         self._classes: set[type] = set()
         self._modules = {id(m): k for k, m in enumerate(modules_of(function))}
         self._operands: dict[int, int] = {}
+        self._looks_at_mode = False
+        self.key: Hashable
         if isinstance(function, nn.Module):
-            self.key: Hashable = tuple([self._module(m) for m in function.modules()])
+            found = [self._module(m) for m in function.modules()]
+            if self._looks_at_mode:
+                found += [self._named(vars(m), _MODE, m.training) for m in function.modules()]
+            self.key = tuple(found)
         else:
             self.key = self._of(function)
 
@@ -151,6 +159,7 @@ class _Walk:
         for name, x in list(vars(module).items()):
             if name not in (_OF_RECURRENT if isinstance(module, nn.RNNBase) else _OF_MODULES):
                 found.append((name, self._named(vars(module), name, x)))
+        self._looks_at_mode = self._looks_at_mode or any(map(_looks_at_mode, type(module).__mro__))
         return (*found, *self._class(type(module), {"forward"}))
 
     def _operand(self, x: Tensor | None) -> Hashable:
@@ -178,6 +187,7 @@ class _Walk:
                 if isinstance(value, FunctionType):
                     names |= _names(value.__code__)
                 found.append((name, self._named(space, name, value)))
+        self._looks_at_mode = self._looks_at_mode or _MODE in names
         return found
 
     def _named(self, owner: Mapping[str, Any], name: str, value: object) -> Hashable:
@@ -243,6 +253,7 @@ class _Walk:
                 self.cells.append(cell)
             found.append(self._of(content))
         names = _names(function.__code__)
+        self._looks_at_mode = self._looks_at_mode or _MODE in names
         return (*found, *self._read(function.__globals__, names, 3))
 
     def _read(self, space: dict[str, Any], names: set[str], depth: int) -> list[Hashable]:
@@ -296,7 +307,18 @@ def _names(code: CodeType) -> set[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             found |= _names(constant)
+        elif constant == _MODE:  # for getattr
+            found.add(_MODE)
     return found
+
+
+@cache
+def _looks_at_mode(kind: type) -> bool:
+    """Whether code of a library's class, but for that of all modules, may look at their mode."""
+    if kind is nn.Module or not _library(kind.__module__):
+        return False
+    code = [getattr(x, "__func__", getattr(x, "fget", x)) for x in vars(kind).values()]
+    return any(_MODE in _names(f.__code__) for f in code if isinstance(f, FunctionType))
 
 
 def _content(cell: CellType) -> object:

@@ -21,6 +21,10 @@ from geartrain.nodes.remembering import Remembering, RememberingRead
 AGAIN: Final = 16
 """After so many firings C is asked again, where it made no call of modules with programs."""
 
+LOOKED: Final = 256
+"""In evaluations C is asked from so many calls on: to trace a module takes as long as some hundred
+of them."""
+
 _SPARE: Final = 1.125
 """So many times the rows that the last firing had for an instance there is room at first."""
 
@@ -57,13 +61,17 @@ class Listing:
         inner: Its modules; gets those that are called in two.
         kernels: Theirs.
         able: Whether C can read its rows.
+        train: Whether its turns are of training.
 
     Attributes:
         firings: In which C has made calls.
     """
 
-    def __init__(self, inner: list[Inner], kernels: LoopKernels, *, able: bool) -> None:
+    def __init__(
+        self, inner: list[Inner], kernels: LoopKernels, *, able: bool, train: bool = True
+    ) -> None:
         self._inner, self._kernels, self._able = inner, kernels, able
+        self._train, self._looked = train, 0  # calls of evaluations so far
         self._places, self._rows = RowsSeen(), RowsSeen()  # by value, and by module
         self._tables: Tables | None = None
         self._hoists: Hoists | None = None
@@ -79,7 +87,7 @@ class Listing:
     def pays(self) -> bool:
         """Whether some module with weights has a program, now or since another fit, and C makes
         calls of such modules: rows that nobody but Python reads best stay where they are made."""
-        if not self._able:
+        if not self._able or (not self._train and self._looked < LOOKED):
             return False
         able = self._now = self._programs()
         if not any(able):
@@ -97,15 +105,15 @@ class Listing:
     def _known(self) -> list[bool]:
         """Of each module whether C may be asked to call it."""
         return [
-            self._kernels.known(number) and (_is_plain(each) or self._has_program(each))
+            self._kernels.known(number)
+            and (_is_plain(each) or (self._train and self._has_program(each)))
             for number, each in enumerate(self._inner)
         ]
 
     def take_over(self, before: Listing) -> None:
         """What the same loop of an engine knew that is no more; it says nothing of the sums."""
         self._places, self._rows, self._tables = before._places, before._rows, before._tables
-        self._room = before._room
-        self._kernels.take_over(before._kernels)
+        self._room, self._looked = before._room, before._looked
 
     def _has_program(self, inner: Inner) -> bool:
         """Whether a module has been found to be faster by a program."""
@@ -170,6 +178,8 @@ class Listing:
     def end(self, turn: Turn) -> None:
         """All calls of a turn have been made: remember whether C has made any, and how many rows it
         had, for the next one."""
+        if not self._train:
+            self._looked += len(turn.plan.calls)
         if turn.native is None:
             return
         self._in_vain = None if turn.native.count else self._called_in_vain(turn)

@@ -122,12 +122,15 @@ class LoopNode(AbstractNode):
         self._calls = LoopCalls(place.name, self._inner, self._kernels)
         self.taping = Taping(place.name, inner, able=tapes and not place.spread)
         self.listing = Listing(self._inner, self._kernels, able=place.on_host)
+        self._looking = Listing(self._inner, self._kernels, able=place.on_host, train=False)
 
     def take_over(self, before: LoopNode) -> None:
         """What the same loop of an engine knew that is no more: how C is called, how much memory
         is wanted, and what was made that would be made again."""
         if self.planner.order is before.planner.order:  # else values and modules may be others
             self.listing.take_over(before.listing)
+            self._looking.take_over(before._looking)
+            self._kernels.take_over(before._kernels)
         self._calls.take_over(before._calls)
 
     @property
@@ -201,13 +204,13 @@ class LoopNode(AbstractNode):
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         slots = join_states(batches)[INSTANCE]
-        came = self._door.take(slots)
+        came, listing = self._door.take(slots), self.listing if train else self._looking
         emission = Emission()
         with Unrecorded(), steady():
             turn = self._computed(slots, came, train)
             self._door.release(came)
             del came  # it may all go back now, and what came is wanted no more
-            self.listing.end(turn)
+            listing.end(turn)
             await_rows(turn)
             if train:
                 self._note(turn)
@@ -220,17 +223,20 @@ class LoopNode(AbstractNode):
             emission.backward += zero_answers(turn, quiet)
         if not train:
             turn.kept.clear()
+            listing.tidy(turn)
+            turn.native = None
         return emission
 
     def _computed(self, slots: IntArray, came: Sequence[Came], train: bool) -> Turn:
         """A turn of some instances, whose calls have been made."""
-        native = train and not self.taping.gains and self.listing.pays
+        listing = self.listing if train else self._looking
+        native = listing if not (train and self.taping.gains) and listing.pays else None
         parts = self._parting.count(came) if self._ahead else None
         if parts is not None and (native or not self._parting.made):
             with suppress(OtherPartsError):  # a module has been changed
-                turn = self._turn(slots, came, parts, native=native)
+                turn = self._turn(slots, came, parts, native)
                 return self._planned(turn, came, train)
-        turn = self._turn(slots, came, None, native=native)
+        turn = self._turn(slots, came, None, native)
         run, plan = self._runs(turn, train), turn.plan
         self._enter(turn, came)
         plan.look = partial(_read, turn)
@@ -262,20 +268,19 @@ class LoopNode(AbstractNode):
         slots: IntArray,
         came: Sequence[Came],
         parts: Mapping[int, int] | None,
-        *,
-        native: bool,
+        native: Listing | None,
     ) -> Turn:
         plan = self.planner.begin([(each.state, each.lengths) for each in came], parts)
         self._turned += 1
         local = np.full(int(slots.max()) + 1, -1, np.int64)
         local[slots] = np.arange(slots.size)
         pending = np.zeros(slots.size, np.int64)
-        if not native:
+        if native is None:
             held = self._tensors(plan.numbers)
             return Turn(plan, held, slots, local, pending, _entered_by(came))
-        buffers = self.listing.tensors(plan, slots.size)
+        buffers = native.tensors(plan, slots.size)
         turn = Turn(plan, buffers, slots, local, pending, _entered_by(came))
-        turn.native = self.listing.begin(turn, buffers)
+        turn.native = native.begin(turn, buffers)
         return turn
 
     def _enter(self, turn: Turn, came: Sequence[Came]) -> None:
@@ -402,6 +407,7 @@ class LoopNode(AbstractNode):
     def check_empty(self) -> None:
         self._instances.check_empty()
         self.listing.rest()
+        self._looking.rest()
         for each in self._losses:
             each.objective.sums.check_finite()
 
