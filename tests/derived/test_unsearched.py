@@ -73,7 +73,9 @@ class _Looking(nn.Module):
 
 
 @pytest.mark.usefixtures("uncollected")
-@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize(
+    "looks", [False, pytest.param(True, marks=pytest.mark.usefixtures("needs_kernels"))]
+)
 def test_no_node_stays_of_what_was_derived_until_python_collects_garbage(looks: bool) -> None:
     before = _nodes()
     if looks:
