@@ -34,7 +34,7 @@ MANY = 72
 
 @pytest.fixture(autouse=True)
 def _derived_kernels_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured, and found better or not, is the same every time, and little work is enough."""
+    """What is measured, and found better or not, is the same every time; little work is enough."""
     monkeypatch.setattr(auto, "compare", lambda *given: 0.5)
     monkeypatch.setattr(auto, "FIRINGS", 4)
     monkeypatch.setattr(auto, "ROWS", 120)
