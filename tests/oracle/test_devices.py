@@ -45,7 +45,6 @@ from geartrain.train.options import Compute
 from geartrain.train.session import Session
 from tests.rigs import models, whole
 from tests.rigs.passes import AT_ONCE, Order, Quiet, assert_same_loss, one_pass
-from tests.rigs.programs import Nursery, Program
 
 ROOT = Path(__file__).parents[2]
 IMAGINED = ROOT / "tests" / "rigs" / "imagined.py"
@@ -70,16 +69,6 @@ OWN = ("childsum", "typed", "seq2seq", "messages", "hierarchy", "skip", "pointer
 HOST, GPU, META = torch.device("cpu"), torch.device("cuda", 0), torch.device("meta")
 
 
-WITHOUT_KERNELS = """
-import runpy, sys, warnings
-from geartrain.native import library
-library._settled, library._library = True, None
-warnings.simplefilter("ignore")
-runpy.run_path(sys.argv.pop(1))
-"""
-"""A program, in a process that may have loaded them."""
-
-
 def in_all_ways(how_much: str, cases: tuple[str, ...], ways: int) -> None:
     """Run the cases of ``imagined``; each tells of every way that it went."""
     environment = os.environ | {
@@ -91,7 +80,7 @@ def in_all_ways(how_much: str, cases: tuple[str, ...], ways: int) -> None:
             sys.executable,
             "-W",
             "ignore",
-            str(IMAGINED),
+            str(ROOT / "tests" / "rigs" / "imagined.py"),
             how_much,
             *cases,
         ],
@@ -116,14 +105,9 @@ CASES = [
 
 
 @pytest.mark.timeout(300)
-def test_no_operation_meets_two_devices_and_no_firing_looks_at_a_number(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_no_operation_meets_two_devices_and_no_firing_looks_at_a_number() -> None:
     """Of every other model: all of them, in every way, are slow."""
-    cases = [case for cases, _ in CASES for case in cases][::2]
-    program = Program(nursery, tmp_path / "p", WITHOUT_KERNELS, IMAGINED, "few", *cases)
-    assert program.end() == (0, "")
-    assert len(program.lines) == 11
+    in_all_ways("few", tuple(case for cases, _ in CASES for case in cases)[::2], 11)
 
 
 @pytest.mark.slow
