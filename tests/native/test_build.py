@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +66,23 @@ def runs(
     monkeypatch.setenv("CC", copying(tmp_path, native))
     log = tmp_path / "runs"
     return lambda: len(log.read_text().split()) if log.exists() else 0
+
+
+def folder_of_work() -> Path:
+    """Where the kernels are compiled, by one process at a time."""
+    return build._Making(build.compiler(), build.cache_directory(), [build.KERNELS]).folder
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[Path]:
+    """A folder that another process holds."""
+    folder.mkdir(exist_ok=True)
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        os.close(held)
 
 
 def files(folder: Path) -> list[str]:
@@ -170,11 +189,28 @@ def test_a_file_of_somebody_else_is_made_again(
 
 def test_what_killed_compiles_have_left_is_removed(cache: Path, runs: Callable[[], int]) -> None:
     build.cache_directory()
-    (cache / "kernels-making-abcdefgh").mkdir()
-    (cache / "kernels-making-abcdefgh" / "1.o").write_text("half")
+    (cache / "making-abcdefgh").mkdir()
+    (cache / "making-abcdefgh" / "1.o").write_text("half")
     (cache / "mine").write_text("not of these")
-    path = made()
-    assert sorted(files(cache)) == sorted([path.name, "mine"])
+    with locked(cache / "making-other") as others:
+        path = made()
+        assert sorted(files(cache)) == sorted([path.name, "mine", others.name])
+
+
+def test_where_the_file_system_has_no_locks_each_works_in_a_folder_of_its_own(
+    cache: Path, runs: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    (cache := build.cache_directory()).joinpath("making-old").mkdir()
+    (cache / "making-new").mkdir()
+    before = time.time() - build.FORGET_SECONDS - 1
+    os.utime(cache / "making-old", (before, before))
+    path, where = made(), folder_of_work()
+    assert where.name in files(cache), "that of who may have locks"
+    assert sorted(files(cache)) == sorted([path.name, "making-new", where.name]) and runs() == 1
 
 
 @pytest.mark.parametrize(
@@ -275,35 +311,101 @@ def test_a_compiler_may_use_the_processor_for_no_longer_than_it_may_take(
 def test_who_waits_for_another_process_takes_what_it_has_compiled(
     native: library.Library, cache: Path, runs: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = os.open(build.cache_directory(), os.O_RDONLY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with locked(folder_of_work()) as folder:
         identity = build._identity(build.compiler(), build.KERNELS)
         theirs = cache / f"kernels-{identity}-{build._content_of(native.path)}.so"
 
         def sleep(seconds: float) -> None:
             theirs.write_bytes(native.path.read_bytes())
             theirs.chmod(0o700)
-            fcntl.flock(held, fcntl.LOCK_UN)
+            folder.rmdir()
 
         monkeypatch.setattr(time, "sleep", sleep)
         assert made() == theirs
-    finally:
-        os.close(held)
     assert runs() == 0
 
 
+@pytest.mark.parametrize(("held", "who"), [(None, "another process"), ("77", "process 77")])
 def test_who_waits_for_another_process_does_not_wait_for_ever(
-    cache: Path, runs: Callable[[], int]
+    cache: Path, runs: Callable[[], int], held: str | None, who: str
 ) -> None:
-    held = os.open(build.cache_directory(), os.O_RDONLY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(Unavailable, match="another process has been compiling into"):
+    with locked(folder_of_work()) as folder:
+        if held is not None:
+            (folder / "holder").write_text(held)
+        told = rf"^{who} has been compiling into {cache} for more than -5 s: end it if it hangs, or"
+        with pytest.raises(Unavailable, match=told):
             build.shared_objects(seconds=-5)
-    finally:
-        os.close(held)
-    assert files(cache) == [], "it is no failure of the compiler, to be remembered"
+        assert files(cache) == [folder.name], "it is no failure of the compiler, to be remembered"
+
+
+@pytest.fixture
+def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is about to wait for another process fails."""
+
+    def look(told: compilers.ToldOnce) -> None:
+        assert not str(told._line).startswith("geartrain: waiting for another process")
+
+    monkeypatch.setattr(compilers.ToldOnce, "look", look)
+
+
+def test_nobody_waits_for_who_compiles_other_kernels(
+    cache: Path, runs: Callable[[], int], nobody_waits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = folder_of_work()
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DOTHER"))
+    with locked(other), locked(build.cache_directory()):
+        made()
+    assert runs() == 1
+
+
+def test_who_holds_a_lock_tells_which_process_it_is(
+    cache: Path, runs: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    sweep = build._sweep
+
+    def looked(directory: Path, *, locks: bool) -> None:
+        seen.append(build._holder(folder_of_work()))
+        sweep(directory, locks=locks)
+
+    monkeypatch.setattr(build, "_sweep", looked)
+    made()
+    assert seen == [f"process {os.getpid()}"]
+
+
+def test_a_lock_that_a_forked_process_has_too_keeps_nobody_waiting(
+    cache: Path, runs: Callable[[], int], nobody_waits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, kept = build._locked, ExitStack()
+
+    def and_kept(folder: Path) -> int:
+        descriptor = lock(folder)
+        kept.callback(os.close, os.dup(descriptor))  # what a fork does
+        return descriptor
+
+    monkeypatch.setattr(build, "_locked", and_kept)
+    with kept:
+        cut_short(made())
+        assert made() and runs() == 2
+
+
+def test_a_folder_that_another_has_just_removed_is_not_worked_in(
+    cache: Path, runs: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, lock, locks = folder_of_work(), fcntl.flock, 0
+
+    def flock(descriptor: int, how: int) -> None:
+        nonlocal locks
+        locks += 1
+        if locks == 1:
+            folder.rename(cache / "held")  # or the next one might get its number
+            folder.mkdir()
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    path = made()
+    assert locks > 2 and runs() == 1
+    assert sorted(files(cache)) == sorted(["held", path.name]) and not files(cache / "held")
 
 
 @pytest.mark.parametrize(("after", "lines"), [(0.0, 1), (60.0, 0)])

@@ -118,7 +118,7 @@ def test_one_that_does_not_compile_leaves_all_to_torch(
 def test_the_cache_may_be_moved(
     model: Extension, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    underway = shutil.ignore_patterns("kernels-making-*")  # by other processes, which end them
+    underway = shutil.ignore_patterns("making-*")  # by other processes, which end them
     shutil.copytree(build.cache_directory(), tmp_path / "before", ignore=underway)
     monkeypatch.setenv("GEARTRAIN_CACHE", str(tmp_path / "before"))
     build.shared_objects([model.sources])

@@ -34,12 +34,14 @@ H = 3
 F64 = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Programs are found at once."""
-    monkeypatch.setattr(choice, "FIRINGS", 1)
-    monkeypatch.setattr(choice, "ROWS", 1)
-    yield
+@pytest.fixture(autouse=True, scope="module")
+def _soon() -> Iterator[None]:
+    """Programs are found at once, and are those of all tests here: what is looked at is who calls
+    them, and when."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "FIRINGS", 1)
+        patch.setattr(choice, "ROWS", 1)
+        yield
     choice.RAGGED_REGISTRY.forget()
 
 
@@ -444,7 +446,11 @@ def test_an_evaluation_computes_the_same(name: str) -> None:
 
 @pytest.fixture
 def read_in_c(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Calls of modules that read what is held in the loop which C has made, forward and back."""
+    """Calls of modules that read what is held in the loop which C has made, forward and back.
+
+    Whether programs win is asked anew.
+    """
+    choice.RAGGED_REGISTRY.forget()
 
     def reads(module: Any) -> bool:
         if not isinstance(module, SeveralModule):

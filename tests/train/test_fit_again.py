@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
+from geartrain.derived import auto
 from geartrain.derived.auto import MeasuredChoice
 from geartrain.derived.program import Program
 from geartrain.graph.streams import LoopStreams
@@ -27,14 +28,16 @@ from geartrain.nodes.loop.node import LoopNode
 from tests.rigs.products import halved
 
 WIDTH, EXPERTS, MOST = 6, 2, 5
-MANY = 240
-"""Instances after which kernels have been chosen: more than a thousand rows of each module."""
+MANY = 72
+"""Instances after which, twice, kernels have been chosen."""
 
 
 @pytest.fixture(autouse=True)
 def _derived_kernels_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured, and found better or not, is the same every time."""
-    monkeypatch.setattr("geartrain.derived.auto.compare", lambda *given: 0.5)
+    """What is measured, and found better or not, is the same every time; little work is enough."""
+    monkeypatch.setattr(auto, "compare", lambda *given: 0.5)
+    monkeypatch.setattr(auto, "FIRINGS", 4)
+    monkeypatch.setattr(auto, "ROWS", 120)
 
 
 class Step(nn.Module):

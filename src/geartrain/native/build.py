@@ -2,7 +2,7 @@
 
     source, flags, compiler, processor ─► identity
     kernels-IDENTITY-CONTENT.so there, and its content is that ─► it
-    else wait until nobody compiles, look again, and compile ─► flushed, renamed ─► it
+    else wait until nobody compiles it, look again, and compile ─► flushed, renamed ─► it
     that fails ─► kernels-IDENTITY.failed, and nobody tries again for an hour
 
 Kernels of a model are sources of their own, which lie beside it, and a library of their own, which
@@ -11,9 +11,10 @@ decides. What is missing of all of them is compiled side by side.
 
 The name says what is in the file, so that one which was cut short or has decayed is known, removed
 and made again. A file is no use either if it is somebody else's, or others may write to it. Who
-compiles holds a lock on the directory; where the file system has none, several may do so at the
-same time, as each works in a directory of its own. A compiler that takes too long, or does nothing,
-is killed with all that it has started.
+compiles holds a lock on the folder that it works in, which is called as what comes of it: who wants
+the same waits, for so long as it may take, and who wants other kernels does not. Where the file
+system has no locks, several may do so at once, each in a folder of its own. A compiler that takes
+too long, or does nothing, is killed with all that it has started.
 
     GEARTRAIN_CACHE=DIR    where compiled kernels lie; else XDG_CACHE_HOME/geartrain, else
                            ~/.cache/geartrain
@@ -85,7 +86,8 @@ FORGET_SECONDS: Final = 3600.0
 """So long nobody tries again what has failed."""
 
 _MOST_BYTES: Final = 1 << 26
-_MAKING: Final = "kernels-making-"
+_MAKING: Final = "making-"
+_HOLDER: Final = "holder"
 
 
 def shared_objects(
@@ -108,13 +110,13 @@ def shared_objects(
         return _all(found)
     if not again:
         making.refuse_what_failed(found)
-    with _alone(directory, seconds):
+    with _alone(making.folder, seconds) as folder:
         if None not in (found := making.found()):  # another has been faster
             return _all(found)
         if not again:
             making.refuse_what_failed(found)
         try:
-            made = making.make(found, seconds)
+            made = making.make(found, folder, seconds)
         except Unavailable as reason:
             for failure in making.failures(found):
                 with suppress(OSError):
@@ -243,44 +245,86 @@ def _refuse_what_failed(failure: Path) -> None:
 
 
 @contextmanager
-def _alone(directory: Path, seconds: float) -> Iterator[None]:
-    """Hold the directory's lock, and remove what those who held it before have left.
+def _alone(folder: Path, seconds: float) -> Iterator[Path]:
+    """A folder to compile in, locked until it is removed; what others have left is removed, too.
 
     Raises:
         Unavailable: Another process holds it for longer than it may compile.
     """
-    if sys.platform == "win32":
-        yield
+    if (descriptor := _waited_for(folder, seconds)) is None:
+        _sweep(folder.parent, locks=False)
+        with tempfile.TemporaryDirectory(prefix=_MAKING, dir=folder.parent) as name:
+            yield Path(name)
         return
-    descriptor = os.open(directory, os.O_RDONLY)
-    until = time.monotonic() + seconds + 5
-    told = ToldOnce(f"waiting for another process, which compiles native kernels into {directory}")
-    locked = False
     try:
-        while not locked:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                locked = True
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise Unavailable(
-                        f"another process has been compiling into {directory} for {seconds:.0f} s"
-                    ) from None
-                told.look()
-                time.sleep(STEP_SECONDS)
-            except OSError:  # a file system without locks
-                break
-        _sweep(directory, all_of_it=locked)
-        yield
+        (folder / _HOLDER).write_text(str(os.getpid()))
+        _sweep(folder.parent, locks=True)
+        yield folder
     finally:
+        # Gone with the folder, though a process that was forked meanwhile has the lock for life.
+        _removed(folder, descriptor)
+
+
+def _waited_for(folder: Path, seconds: float) -> int | None:
+    """The lock of a folder, which is made; None: the file system has no locks."""
+    until, directory = time.monotonic() + seconds + 5, folder.parent
+    told = ToldOnce(f"waiting for another process, which compiles native kernels into {directory}")
+    while sys.platform != "win32":
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            return _locked(folder)
+        except (BlockingIOError, FileNotFoundError):
+            if time.monotonic() > until:
+                raise Unavailable(
+                    f"{_holder(folder)} has been compiling into {directory} for more than "
+                    f"{seconds:.0f} s: end it if it hangs, or set GEARTRAIN_CACHE to another "
+                    "directory"
+                ) from None
+            told.look()
+            time.sleep(STEP_SECONDS)
+        except OSError:
+            break
+    return None
+
+
+def _locked(folder: Path) -> int:
+    """Lock a folder.
+
+    Raises:
+        BlockingIOError: Another has.
+        FileNotFoundError: Another had, and has removed it.
+        OSError: The file system has no locks.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(descriptor), folder.stat()):
+            raise FileNotFoundError(folder)
+    except OSError:
         os.close(descriptor)
+        raise
+    return descriptor
 
 
-def _sweep(directory: Path, *, all_of_it: bool) -> None:
-    """Remove what processes that were killed have left behind; or only what is old."""
+def _holder(folder: Path) -> str:
+    try:
+        return f"process {int((folder / _HOLDER).read_text())}"
+    except (OSError, ValueError):
+        return "another process"
+
+
+def _removed(folder: Path, descriptor: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(descriptor)
+
+
+def _sweep(directory: Path, *, locks: bool) -> None:
+    """Remove what processes that were killed have left behind; without locks, what is old."""
     for leftover in directory.glob(f"{_MAKING}*"):
         with suppress(OSError):
-            if all_of_it or time.time() - leftover.stat().st_mtime > FORGET_SECONDS:
+            if locks:
+                _removed(leftover, _locked(leftover))
+            elif time.time() - leftover.stat().st_mtime > FORGET_SECONDS:
                 shutil.rmtree(leftover)
 
 
@@ -300,6 +344,11 @@ class _Making:
 
     def __init__(self, command: Sequence[str], directory: Path, wanted: Sequence[Sources]) -> None:
         self._command, self._directory, self._wanted = command, directory, wanted
+
+    @property
+    def folder(self) -> Path:
+        """Where it is compiled by those who want the same ``KERNELS``."""
+        return self._directory / f"{_MAKING}{self._name(KERNELS)}"
 
     def found(self) -> list[Path | None]:
         """The libraries that are there."""
@@ -321,8 +370,8 @@ class _Making:
         for failure in self.failures(found):
             _refuse_what_failed(failure)
 
-    def make(self, found: Sequence[Path | None], seconds: float) -> list[Path]:
-        """Compile what is missing, all units side by side, and link it.
+    def make(self, found: Sequence[Path | None], folder: Path, seconds: float) -> list[Path]:
+        """Compile what is missing in a folder, all units side by side, and link it.
 
         Raises:
             Unavailable: The compiler complains, or takes too long.
@@ -332,15 +381,13 @@ class _Making:
             f"compiling native kernels into {directory}, once for this machine: some 20 s of a "
             f"core, given up after {seconds:.0f} s ('geartrain native' does it beforehand)"
         )
-        with tempfile.TemporaryDirectory(prefix=_MAKING, dir=directory) as name:
-            folder, patience = Path(name), CompilersPatience(seconds, told)
-            try:
-                made = self._compiled(found, folder, patience)
-            except TimeoutError as late:
-                raise Unavailable(
-                    f"{shlex.join(command)} was given up: {late}; 'geartrain native' tries again "
-                    "and gives it more time, CC names another compiler"
-                ) from None
+        try:
+            made = self._compiled(found, folder, CompilersPatience(seconds, told))
+        except TimeoutError as late:
+            raise Unavailable(
+                f"{shlex.join(command)} was given up: {late}; 'geartrain native' tries again "
+                "and gives it more time, CC names another compiler"
+            ) from None
         with suppress(OSError):  # not every file system does; a name that is lost is made again
             _flush(directory)
         return made
