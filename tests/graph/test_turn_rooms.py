@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from geartrain import Graph, Instance, Instances, Rules, Session, Threads
 from geartrain.native import library, pool
 from geartrain.nodes.loop import arenas, buffers, hoisting
 from geartrain.nodes.loop import native as loop_native
@@ -24,7 +20,7 @@ from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.module import TurnModule
 from geartrain.nodes.loop.turn import Turn
-from tests.rigs.called import CASES, WIDTH, cell, sets, squared, turning, unsure
+from tests.rigs.called import CASES, cell, sets, turning, unsure
 from tests.rigs.passes import Order, Outcome, accumulate, assert_same_gradients
 from tests.rigs.products import halved
 
@@ -308,7 +304,7 @@ def test_a_module_that_is_called_in_another_way_than_before_is_told_anew(
 @pytest.fixture
 def in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """No module is worth being called in two, as is usual."""
-    monkeypatch.setattr(hoisting, "SPARED", 1 << 40)
+    monkeypatch.setattr(hoisting.Hoists, "may", lambda *_: False)
 
 
 @pytest.mark.usefixtures("needs_kernels", "in_one")
@@ -335,47 +331,3 @@ def test_modules_that_are_planned_are_bound_as_in_the_turn_before(
     # Some have other programs for few rows than for many, or lie otherwise side by side.
     assert sum(bound) * 2 > len(bound) or not bound
     assert bound or any(word in name for word in ("decide", "looks", "payload"))
-
-
-class Shifted(nn.Module):
-    """A state and a number of its instance."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.map = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, h: Tensor, shift: Tensor) -> Tensor:
-        return torch.tanh(self.map(h) + shift[:, None])
-
-
-def weights_after_fits(
-    run: Literal["whole", "steps"], kinds: Sequence[Callable[[float], object]]
-) -> Tensor:
-    """A fit with the numbers of instances as each kind."""
-    torch.manual_seed(1)
-    module = Shifted().double()
-    graph = Graph(value=("shift", "turns"))
-    loop = graph.loop(name="turns", run=run)
-    loop.join(graph.input("x", turn=0))
-    done = loop.through(module, name="shifted", read="shift").move(turn=lambda m: m.turn + 1)
-    again, end = done.where(lambda m: m.turn < m.turns)
-    loop.join(again)
-    end.loss(squared)
-    rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=Instances(2))
-    session = Session(graph, rules=rules, runtime=Threads(1), max_active=2)
-    for epoch, kind in enumerate(kinds):
-        data = [
-            Instance({"x": torch.ones(1, WIDTH).double()}, value={"shift": kind(0.1), "turns": 3})
-            for _ in range(4)
-        ]
-        session.fit(data, epochs=epoch + 1)
-    return module.map.weight.detach()
-
-
-@pytest.mark.usefixtures("needs_kernels", "in_one")
-def test_columns_of_another_type_than_in_the_fit_before_are_read_as_they_are() -> None:
-    kinds = np.float32, np.float64
-    whole, steps = weights_after_fits("whole", kinds), weights_after_fits("steps", kinds)
-    torch.testing.assert_close(whole, steps, rtol=1e-12, atol=0)
-    other = weights_after_fits("whole", kinds[:1] * 2)
-    assert (other - whole).abs().max() > 1e-11  # it matters
