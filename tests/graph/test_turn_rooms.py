@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from geartrain.native import library, pool
-from geartrain.nodes.loop import arenas, buffers
+from geartrain.nodes.loop import arenas, buffers, hoisting
 from geartrain.nodes.loop import native as loop_native
 from geartrain.nodes.loop.arenas import PassingMemory, RowMemory, nbytes_of
 from geartrain.nodes.loop.bound import CalledModules
@@ -22,6 +22,7 @@ from geartrain.nodes.loop.module import TurnModule
 from geartrain.nodes.loop.turn import Turn
 from tests.rigs.called import CASES, cell, sets, turning, unsure
 from tests.rigs.passes import Order, Outcome, accumulate, assert_same_gradients
+from tests.rigs.products import halved
 
 ONE = Order(max_active=1)
 LOOKS = ["a loop that decides", "experts in a loop that decides", "maxima in a loop that looks"]
@@ -298,3 +299,35 @@ def test_a_module_that_is_called_in_another_way_than_before_is_told_anew(
         found.append(accumulate(make(run), data(), Order(max_active=2)).gradients)
     assert renewed
     assert_same_gradients(*found)
+
+
+@pytest.fixture
+def in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No module is worth being called in two, as is usual."""
+    monkeypatch.setattr(hoisting.Hoists, "may", lambda *_: False)
+
+
+@pytest.mark.usefixtures("needs_kernels", "in_one")
+@halved(name=[*CASES])
+def test_modules_that_are_planned_are_bound_as_in_the_turn_before(
+    native: library.Library, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    bound: list[bool] = []
+    before = CalledModules.again
+
+    def again(self: CalledModules, stage: Any, rows: Any) -> Any:
+        found = before(self, stage, rows)
+        if self.number(stage) in self._left or found is not None:
+            bound.append(found is not None)
+        return found
+
+    monkeypatch.setattr(CalledModules, "again", again)
+    found = []
+    for run in ("whole", "steps"):
+        torch.manual_seed(1)
+        make, data = CASES[name]
+        found.append(accumulate(make(run), data()[:6] * 2, ONE).gradients)
+    assert_same_gradients(*found)
+    # Some have other programs for few rows than for many, or lie otherwise side by side.
+    assert sum(bound) * 2 > len(bound) or not bound
+    assert bound or any(word in name for word in ("decide", "looks", "payload"))

@@ -57,7 +57,7 @@ class Program(AbstractKernel):
         self._by_torch = SortedTerms(cut.parts.terms)
         self._in_c = None if self._pair is None else SortedTerms(self._pair.terms)
         self._lookups = Lookups()
-        self._learnt: dict[int, tuple[GradientSum, list[Tensor], list[RowsLearnt]]] = {}
+        self._learnt: dict[int, tuple[GradientSum, list[object], list[RowsLearnt]]] = {}
         self.apart = not self.terms.by_update or (
             self._pair is not None
             and available(self._pair.dtype)
@@ -68,9 +68,7 @@ class Program(AbstractKernel):
         self._forms: WeakValueDictionary[Routine, CallForm] = WeakValueDictionary()
 
     def begin_anew(self) -> bool:
-        if self.operands is not self.own or self._library is not library.current():
-            return False
-        if not self.own.are_those_of_then():
+        if self._library is not library.current() or not self.own.are_those_of_then():
             return False
         self._packed.begin()
         self._learnt, self._lookups, self._learning = {}, Lookups(), (0, False)
@@ -191,11 +189,14 @@ class Program(AbstractKernel):
         """Products and sums of rows that weights learn, and the results that what else they learn
         is made of."""
         own, operands = self.terms, self.operands.tensors()
-        mine = [operands[k] for k in own.learning]
-        if not own.lying or not all(map(_LEARNS, mine)):
+        if not own.lying or not all(map(_LEARNS, [operands[k] for k in own.learning])):
             return (), ()
+        first = len(self.own.names)  # behind them is what is computed of them, anew each time
+        same: list[object] = [operands[k] for k in own.learning if k < first]
+        if own.learning[-1] >= first:  # what is computed has one sum
+            same.append(self.operands.learner(own.learning[-1], into)[1])
         before = self._learnt.get(outputs)
-        if before is not None and before[0] is into and all(map(is_, before[1], mine)):
+        if before is not None and before[0] is into and all(map(is_, before[1], same)):
             return before[2], own.resting
         came, found = self._came(outputs), []
         for term in own.lying:
@@ -204,8 +205,7 @@ class Program(AbstractKernel):
                 right = term.first + 1 if term.how == "product" else None
                 rest = term.first, right, term.how == "value"
                 found.append(RowsLearnt(its, its.slot(parameter), term.columns, *rest))
-        if self.operands is self.own:  # else another sum may have them in the next firing
-            self._learnt[outputs] = into, mine, found
+        self._learnt[outputs] = into, same, found
         return found, own.resting
 
     def _learn_listed(

@@ -250,8 +250,8 @@ class ControllerState:
             some = np.flatnonzero(rows.lengths)
             instance, vertex, lengths = slots[some], base[some], rows.lengths[some]
         else:
-            instance, lengths = np.repeat(slots, rows.lengths), None
-            vertex = rows.at + np.repeat(base, rows.lengths)
+            instance, lengths = slots.repeat(rows.lengths), None
+            vertex = rows.at + base.repeat(rows.lengths)
         state = np.zeros((len(columns), instance.size), np.int64)
         state[INSTANCE], state[VERTEX] = instance, vertex
         for field, value in operator.fields.items():

@@ -127,7 +127,8 @@ class Arena:
         """
         n = len(packed)
         slots = self._take_slots(n)
-        vertices, edges = int(packed.sizes.sum()), int(packed.edge_sizes.sum())
+        vertices = int(packed.vertex_ends[-1] - packed.vertex_ends[0])
+        edges = int(packed.edge_ends[-1] - packed.edge_ends[0])
         start = self.vertices.place(vertices)
         edge_start = self.edges.place(edges) if self.has_edges else 0
         self.base[slots] = packed.vertex_ends[:-1] + (start - int(packed.vertex_ends[0]))

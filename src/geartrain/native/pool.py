@@ -71,9 +71,13 @@ class _Pages:
         first = self.free.take_closest(lines)
         if first is not None:
             end = (first + lines) * _LINE
-            self.highest, self.written = max(self.highest, end), max(self.written, end)
+            if end > self.highest:
+                self.highest = end
+            if end > self.written:
+                self.written = end
             self.lent += lines
-            self.most = max(self.most, self.lent)
+            if self.lent > self.most:
+                self.most = self.lent
         return first
 
     def sort_in(self, first: int, lines: int) -> None:

@@ -42,6 +42,9 @@ class AbstractTakenByUpdate(Protocol):
     @property
     def ahead(self) -> bool: ...
 
+    @property
+    def holds(self) -> bool: ...
+
     def take_by_update(self, parameters: Sequence[nn.Parameter]) -> list[list[Tensor | None]]: ...
 
 
@@ -100,7 +103,8 @@ class ComputedSums(Generic[_Sum]):
         """
         for key, each in list(self._known.items()):
             came = False
-            for update, found in enumerate(each.sum.take_by_update(each.of.stand_ins)):
+            taken = each.sum.take_by_update(each.of.stand_ins) if each.sum.holds else ()
+            for update, found in enumerate(taken):
                 if any(d is not None for d in found):
                     came = True
                     for parameter, gradient in each.of.back(found):

@@ -13,7 +13,7 @@ from geartrain.native.sums import GradientCall
 from geartrain.nodes.loop.arenas import PassingMemory
 from geartrain.nodes.loop.bound import CalledModules
 from geartrain.nodes.loop.buffers import FiringTensors
-from geartrain.nodes.loop.module import NativeKept
+from geartrain.nodes.loop.module import NativeKept, by_module
 from geartrain.nodes.loop.returning import Returning
 from geartrain.nodes.loop.several import SeveralModule
 from geartrain.nodes.loop.several_returning import SeveralReturning
@@ -57,13 +57,10 @@ class NativeReturn:
             updates: By part, of which update the gradient of each place is.
         """
         held, tables = self._held, self._tables
-        by_module: dict[int, list[Sequence[int]]] = {}
-        for record in records:
-            by_module.setdefault(record[0], []).append(record)
         values: dict[int, list[Tensor | None]] = {}
         wanted = np.empty(sum([record[1] for record in records]), np.uint8)
         at_wanted, begin = pointer(wanted), 0
-        for number, mine in by_module.items():
+        for number, mine in by_module(records).items():
             module = self._modules[number]
             for value in module.layout.values:
                 if value not in values:

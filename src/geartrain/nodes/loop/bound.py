@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias, cast, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from geartrain.native.calls import CallForm, SeveralForm
 from geartrain.nodes.call import read_columns
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.buffers import FiringTensors
-from geartrain.nodes.loop.layout import CallLayout
+from geartrain.nodes.loop.layout import CallLayout, kinds_of
 from geartrain.nodes.loop.module import TurnModule
 from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, StoreStage
 from geartrain.nodes.loop.reads import ReadTensor, Whence
@@ -250,7 +251,9 @@ class CalledModules:
                 some = None if whence is None else _picked(whence, module)
             told = module is not None and (module.layout.as_asked or some is not None)
             if not known and told:
-                told = self._is_called_again(called, k)
+                told = self.may(called) and self._is_called_again(
+                    called.stage, max(len(called.rows), self._expected.get(k, 0))
+                )
             if not told and not (known and module is None):
                 if tensors is None:
                     tensors = self.made_of(called.stage, rows) if self.may(called) else None
@@ -266,17 +269,39 @@ class CalledModules:
             modules.append((module, some))
         return modules
 
-    def _is_called_again(self, called: Called, k: int) -> bool:
-        """Whether C calls a module as in the turn before, of rows that are told in the same way; if
-        so it begins."""
-        left, held, stage = self._left[k], self._held, called.stage
+    def again(
+        self, stage: Stage, rows: RowNumbers
+    ) -> tuple[Sequence[Whence], Sequence[Tensor]] | None:
+        """Which stored rows each read of a module reads, and the columns that it reads besides, if
+        C calls it with all of these rows as in the turn before, where they were no bundles either;
+        it begins then. None: it does not."""
+        left = self._left.get(self.number(stage))
+        if not isinstance(left, TurnModule):
+            return None
+        layout, some = left.layout, None
+        if layout.as_asked is not stage.source.as_asked(self._turn.plan.numbers):
+            return None
+        kinds = layout.kinds[layout.payload :]
+        columns = self.columns(stage, rows) if kinds else []
+        if layout.as_asked:
+            some = [Whence.of(np.ascontiguousarray(rows.numbers))]
+        elif (whence := self.whence(stage, rows)) is not None:
+            some = _picked(whence, left)
+        if some is None or kinds != kinds_of((), columns):
+            return None
+        return (some, columns) if self._is_called_again(stage, len(rows)) else None
+
+    def _is_called_again(self, stage: Stage, rows: int) -> bool:
+        """Whether C calls a module as in the turn before, of so many rows that are told in the same
+        way; if so it begins."""
+        k, held = self.number(stage), self._held
+        left = self._left[k]
         layout = left.layout
-        if not held.alike or not self.may(called):
+        if not held.alike:
             return False
         kernel: AnyKernel | None = left.kernel
         form: CallForm | SeveralForm | None = layout.form
         if isinstance(stage, CallStage):
-            rows = max(len(called.rows), self._expected.get(k, 0))
             kernel, form = self._form_of(k, layout.samples, rows)
         if form is not layout.form or self.dtype not in (None, layout.form.dtype):
             return False

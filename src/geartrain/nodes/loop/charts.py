@@ -250,17 +250,19 @@ class _PlanTold:
 
     def fill(self, plan: LoopPlan, counts: list[int]) -> None:
         """Have a plan know it."""
-        words = self._words
+        words, columns, stages = self._words, self._columns, self._stages
         groups: dict[int, tuple[list[IntArray], list[IntArray]]] = {}
-        calls: list[tuple[CallStage, RowNumbers, int]] = []
+        calls: list[tuple[int, RowNumbers, int]] = []
         for kind, who, n, more, at in self._events:
+            end = at + n
             if kind == EventKind.A_CALL:
-                calls.append((cast(CallStage, self._stages[who]), self._rows(n, at), more))
+                state = words[end : end + columns * n].reshape(columns, n)
+                calls.append((who, RowNumbers(words[at:end], state), more))
             elif kind == EventKind.AN_EXIT:
-                stage = cast(ExitStage, self._stages[who])
-                (plan.judged if stage.judged else plan.exits)[stage.number].append(
-                    self._rows(n, at)
-                )
+                stage = cast(ExitStage, stages[who])
+                state = words[end : end + columns * n].reshape(columns, n)
+                exits = (plan.judged if stage.judged else plan.exits)[stage.number]
+                exits.append(RowNumbers(words[at:end], state))
             elif kind == EventKind.SOME_GROUPS:
                 members, sizes = groups.setdefault(who, ([], []))
                 members.append(words[at : at + more])
@@ -268,11 +270,6 @@ class _PlanTold:
         self._group(plan, groups)
         self._call(plan, calls)
         plan.numbers.counts[:] = counts
-
-    def _rows(self, n: int, at: int) -> RowNumbers:
-        begin, columns = at + n, self._columns
-        state = self._words[begin : begin + columns * n].reshape(columns, n)
-        return RowNumbers(self._words[at:begin], state)
 
     def _group(
         self, plan: LoopPlan, groups: Mapping[int, tuple[list[IntArray], list[IntArray]]]
@@ -283,30 +280,29 @@ class _PlanTold:
             stage.node.check(all_sizes)
             plan.numbers.group(stage.value.number, np.concatenate(members), all_sizes)
 
-    def _call(self, plan: LoopPlan, calls: Sequence[tuple[CallStage, RowNumbers, int]]) -> None:
-        counts, numbers = plan.numbers.counts, plan.numbers
-        joint: dict[int, list[tuple[CallStage, RowNumbers, int]]] = {}
-        for one in calls:
-            if one[2] >= 0:
-                joint.setdefault(one[2], []).append(one)
+    def _call(self, plan: LoopPlan, calls: Sequence[tuple[int, RowNumbers, int]]) -> None:
+        counts, numbers, found = plan.numbers.counts, plan.numbers, plan.calls
+        joint: dict[int, list[tuple[CallStage, RowNumbers]]] = {}
+        stages = cast("Sequence[CallStage]", self._stages)  # those that are called
+        for who, rows, which in calls:
+            if which >= 0:
+                joint.setdefault(which, []).append((stages[who], rows))
         together: dict[int, JointCall] = {}
-        for stage, rows, which in calls:
-            first, into = counts[stage.into.number], stage.into.number
+        for who, rows, which in calls:
+            stage = stages[who]
+            into, source = stage.into.number, stage.source
+            first = counts[into]
             if which >= 0 and which not in together:
-                together[which] = _joint(len(plan.calls), joint[which], first)
-            lengths = stage.source.lengths(numbers, rows.numbers)
-            plan.calls.append(Called(stage, rows, first, lengths, together.get(which)))
-            counts[into] = first + len(rows)
+                together[which] = _joint(len(found), joint[which], first)
+            lengths = source.lengths(numbers, rows.numbers)
+            found.append(Called(stage, rows, first, lengths, together.get(which)))
+            counts[into] = first + rows.numbers.size
 
 
-def _joint(
-    number: int, several: Sequence[tuple[CallStage, RowNumbers, int]], first: int
-) -> JointCall:
+def _joint(number: int, several: Sequence[tuple[CallStage, RowNumbers]], first: int) -> JointCall:
     """Calls that may be taken together."""
-    came = [rows for _, rows, _ in several]
-    numbers = np.concatenate([rows.numbers for rows in came])
-    both = RowNumbers(numbers, np.concatenate([rows.state for rows in came], axis=1))
-    return JointCall(number, [s for s, _, _ in several], [len(r) for r in came], both, first)
+    stages, came = zip(*several, strict=True)
+    return JointCall(number, stages, [rows.numbers.size for rows in came], came, first)
 
 
 # How C is told of a loop.

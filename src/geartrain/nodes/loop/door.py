@@ -115,7 +115,9 @@ class LoopDoor(AbstractNode):
         store["origin"][first : first + n] = origin
         store.state[:, first : first + n] = state
         self._keep(port, first, batches)
-        slots, counts = np.unique(state[INSTANCE], return_counts=True)
+        counts = np.bincount(state[INSTANCE])
+        (slots,) = counts.nonzero()
+        counts = counts[slots]
         self._grow(int(slots[-1]) + 1)
         if self._counts is None:
             return self._go_on(slots, counts, state.shape[0])

@@ -224,7 +224,7 @@ def _are_as_good(kernel: AbstractKernel, two: Hoisted) -> bool:
 
 def call_in_two(
     module: HoistedModule, shared: SharedRows, plan: LoopPlan, numbers: IntArray, rows: RowNumbers
-) -> tuple[IntArray, dict[int, IntArray]]:
+) -> IntArray:
     """Put calls in the place of some of a plan.
 
     Args:
@@ -235,8 +235,7 @@ def call_in_two(
         rows: Theirs, call by call.
 
     Returns:
-        int64 ``(calls + 1,)``, where each call is now that was one before, and where they end; and
-        the calls of the two pieces, by their modules' numbers.
+        int64 ``(calls + 1,)``, where each call is now that was one before, and where they end.
     """
     found = [plan.calls[number] for number in numbers.tolist()]
     plan.numbers.reach(module.joined.number + 1)
@@ -261,9 +260,7 @@ def call_in_two(
         mine = RowNumbers(joined[begin:end], called.rows.state)
         late.append((number, Called(module.late, mine, called.first)))
         begin, at = end, next_
-    now = _put_in_place(plan, early, late)
-    before = now[[number for number, _ in early]]
-    return now, {module.early.number: before, module.late.number: now[numbers + 1] - 1}
+    return _put_in_place(plan, early, late)
 
 
 def _put_in_place(

@@ -134,11 +134,17 @@ class TurnModule:
         """Bytes that the way back of n of its rows goes through."""
         return n * self.layout.row
 
-    def extent(self, first: int, n: int, *, forward: bool) -> tuple[int, int]:
-        """Numbers that a call of n rows computes in between, and how much work it is."""
-        form = self.layout.form
+    @property
+    def work(self) -> int:
+        """How much work a row is, forward."""
+        return self.layout.form.forward.steps.work(1)
+
+    def extent(self, records: Sequence[Sequence[int]], *, forward: bool) -> tuple[int, int]:
+        """Numbers that any of some calls computes in between at most, and how much work all are."""
+        form, sizes = self.layout.form, [record[1] for record in records]
         steps = (form.forward if forward else form.backward).steps
-        return steps.extent(n)
+        between, _ = steps.extent(max(sizes))  # more rows take no less
+        return between, steps.work(sum(sizes))
 
     def kept(self, first: int, into: int, n: int, held: FiringTensors) -> KeptCall:
         """What a call has left, as if it had been called by itself."""
@@ -208,3 +214,15 @@ class NativeKept:
     def of(self, number: int) -> KeptCall:
         """The same, as if it had been called by itself."""
         return self._module.kept(self.first, self.into, self.n, self._held)
+
+
+def by_module(records: Sequence[Sequence[int]]) -> dict[int, list[Sequence[int]]]:
+    """Records of calls, by number of the module."""
+    found: dict[int, list[Sequence[int]]] = {}
+    for record in records:
+        mine = found.get(record[0])
+        if mine is None:
+            found[record[0]] = [record]
+        else:
+            mine.append(record)
+    return found

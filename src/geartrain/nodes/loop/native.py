@@ -34,9 +34,9 @@ from geartrain.nodes.loop.back import NativeReturn
 from geartrain.nodes.loop.bound import CalledModules, Chosen, Stage
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.hoisting import Hoists, call_in_two, shared_rows
-from geartrain.nodes.loop.module import NativeKept, TurnModule
+from geartrain.nodes.loop.module import NativeKept, TurnModule, by_module
 from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, joined
-from geartrain.nodes.loop.reads import ReadTensor
+from geartrain.nodes.loop.reads import ReadTensor, Whence
 from geartrain.nodes.loop.rooms import AnyModule, TurnRoom
 from geartrain.nodes.loop.several import SeveralModule
 from geartrain.nodes.loop.stories import story_of
@@ -101,6 +101,7 @@ class NativeCalls:
         self._at_records = 0
         self._listed: list[list[int]] | None = None  # all records, when calls go back
         self._ends_at, self._begins = -1, list[int]()  # where those end that are next, and begin
+        self._of: list[int] = []  # by call that is planned, its module; -1: it is not for C
         self._planned: dict[int, IntArray] = {}
         self.count = 0
         """Calls made so far."""
@@ -124,11 +125,21 @@ class NativeCalls:
         found, self._modules.ahead = self._turn.plan.calls, True
         self._records = np.zeros((len(found), calls.CALL_WORDS), np.int64)
         self._at_records = pointer(self._records)
-        planned: dict[int, list[int]] = {}
-        for number, called in enumerate(found):
-            if self._modules.may(called):
-                planned.setdefault(self._modules.number(called.stage), []).append(number)
-        self._planned = {k: np.array(each) for k, each in planned.items()}
+        self._number_calls()
+
+    def _number_calls(self) -> None:
+        """Which module each call is of, as far as C may make it; and the calls of each."""
+        modules, known = self._modules, dict[tuple[Stage, bool], int]()
+        of: list[int] = []
+        for called in self._turn.plan.calls:
+            stage = called.stage
+            key = stage, called.lengths is None
+            k = known.get(key)
+            if k is None:
+                k = known[key] = modules.number(stage) if modules.may(called) else -1
+            of.append(k)
+        each, self._of = np.array(of, np.int64), of
+        self._planned = {k: (each == k).nonzero()[0] for k in {*known.values()} if k >= 0}
 
     def forward(self, number: int) -> int:
         """Make the calls from this one on that C can make, of those that are planned.
@@ -136,30 +147,34 @@ class NativeCalls:
         Returns:
             The call after them.
         """
-        found, end = self._turn.plan.calls, number
-        while end < len(found) and self._is_ready(end):
+        end, ready = number, set[int]()
+        while end < len(self._of) and (self._of[end] in ready or self._is_ready(end, ready)):
             end += 1
         if end > number:
             records = self._records[number:end].tolist()
             end = self._make(number, records)
             self.count += end - number
-            kept, held = self._turn.kept, self._held
-            for k, n, begin, into, _ in records[: end - number]:
-                kept.append(NativeKept(self._modules[k], held, begin, into, n))
+            held, its = self._held, {k: self._modules[k] for k in ready}
+            self._turn.kept += [
+                NativeKept(its[k], held, begin, into, n)
+                for k, n, begin, into, _ in records[: end - number]
+            ]
         return end
 
-    def _is_ready(self, number: int) -> bool:
-        """Whether C can make a call; its module is bound, with which another may take its place."""
-        called = self._turn.plan.calls[number]
-        if not self._modules.may(called):
+    def _is_ready(self, number: int, ready: set[int]) -> bool:
+        """Whether C can make a call, whose module is among the ready ones then; it is bound, with
+        which another may take its place."""
+        k, modules = self._of[number], self._modules
+        if k < 0:
             return False
-        k = self._modules.number(called.stage)
-        modules = self._modules
         if k not in modules.found:
-            self._bind(called.stage, self._planned[k])
+            self._bind(self._turn.plan.calls[number].stage, self._planned[k])
             if k not in modules.found:
-                return self._is_ready(number)
-        return modules.found[k] is not None and k not in modules.given_up
+                return self._is_ready(number, ready)
+        if modules.found[k] is None or k in modules.given_up:
+            return False
+        ready.add(k)
+        return True
 
     def _bind(self, stage: Stage, numbers: IntArray) -> None:
         """Find out how C makes all calls of a module, None if it cannot; or have other modules
@@ -167,14 +182,19 @@ class NativeCalls:
         modules, found = self._modules, [self._turn.plan.calls[n] for n in numbers.tolist()]
         k = modules.number(stage)
         rows = joined([called.rows for called in found])
-        tensors = modules.made_of(stage, rows)
+        sizes = [called.rows.numbers.size for called in found]
         lengths = stage.source.lengths(self._turn.plan.numbers, rows.numbers)
+        if lengths is None and not self._may_hoist(stage, len(rows)):
+            as_before = modules.again(stage, rows)
+            if as_before is not None:
+                self._enlist(k, numbers, found, rows, *as_before, sizes)
+                return
+        tensors = modules.made_of(stage, rows)
         columns = [] if tensors is None else modules.columns(stage, rows)
-        sizes = np.array([len(called.rows) for called in found])
         if lengths is not None and tensors is not None and not modules.looks_inside(stage):
             # What bundles hold are rows to it.
             tensors = _members_of(tensors)
-            sizes = np.diff(ends_of(lengths)[ends_of(sizes)])
+            sizes = np.diff(ends_of(lengths)[ends_of(np.array(sizes))]).tolist()
             state = rows.state.repeat(lengths, axis=1)
             rows, lengths = RowNumbers(counted(0, state.shape[1]), state), None
         elif tensors is not None and self._hoist(stage, numbers, rows, tensors, columns):
@@ -185,11 +205,15 @@ class NativeCalls:
             return
         modules.found[k] = module
         if isinstance(module, TurnModule):
-            self._hoists.know(k, module.extent(0, 1, forward=True)[1])
-        module.reserve(few_more(len(rows), self._expected.get(k, 0)), len(rows), int(sizes.max()))
-        module.add(rows, columns)
-        module.place(self._held)
-        self._enlist(module, numbers, found, tensors, sizes)
+            self._hoists.know(k, module.work)
+        reads = module.layout.arranged(tensors)[: 1 if module.layout.as_asked else None]
+        some = [Whence.of(read.rows, read.many, read.starts) for read, _ in reads]
+        self._enlist(k, numbers, found, rows, some, columns, sizes)
+
+    def _may_hoist(self, stage: Stage, rows: int) -> bool:
+        """Whether a module may be called in two where it has so many rows."""
+        alone = isinstance(stage, CallStage) and stage.which is None
+        return alone and self._hoists.may(stage.number, rows)
 
     def _hoist(
         self,
@@ -201,9 +225,7 @@ class NativeCalls:
     ) -> bool:
         """Have a module called in two where that is less work; whether it is."""
         plan, hoists = self._turn.plan, self._hoists
-        if not isinstance(stage, CallStage) or stage.which is not None:
-            return False
-        if not hoists.may(stage.number, len(rows)):
+        if not isinstance(stage, CallStage) or not self._may_hoist(stage, len(rows)):
             return False
         shared = shared_rows(tensors, plan.numbers.counts)
         if shared is None or shared.read.number in plan.numbers.places:
@@ -216,32 +238,52 @@ class NativeCalls:
         module = None if kernel is None else hoists.find(stage, kernel, shared, samples)
         if module is None or not module.pays(shared):
             return False
-        now, made = call_in_two(module, shared, plan, numbers, rows)
+        now = call_in_two(module, shared, plan, numbers, rows)
         self._modules.more()
         records = np.zeros((len(plan.calls), calls.CALL_WORDS), np.int64)
         records[now[:-1]] = self._records
         self._records = records
         self._at_records = pointer(self._records)
-        self._planned = {k: now[each] for k, each in self._planned.items()}
-        self._planned |= made
+        self._number_calls()
         return True
 
     def _enlist(
         self,
-        module: AnyModule,
+        k: int,
         numbers: IntArray,
         found: Sequence[Called],
-        tensors: Sequence[ReadTensor],
-        sizes: IntArray,
+        rows: RowNumbers,
+        some: Sequence[Whence],
+        columns: Sequence[Tensor],
+        sizes: Sequence[int],
     ) -> None:
-        """Write the records of all calls of a module, of so many rows each."""
-        reads = module.layout.arranged(tensors)[: 1 if module.layout.as_asked else None]
-        offsets = sizes.cumsum() - sizes
-        made, plan = module.layout.into, self._turn.plan.numbers
-        into = [plan.begin(made, called.first) for called in found]
-        at = self._words.indexed(reads, offsets)
-        own = np.full(sizes.size, module.number)
-        self._records[numbers] = np.stack([own, sizes, offsets, into, at], 1)
+        """Make room for the rows of all calls of a module, and write their records.
+
+        Args:
+            k: Of the module.
+            numbers: Of the calls.
+            found: They.
+            rows: Theirs, call by call.
+            some: The stored rows of each of its reads.
+            columns: That it reads besides.
+            sizes: How many rows each call has.
+        """
+        module, plan, n = self._modules[k], self._turn.plan.numbers, len(rows)
+        module.reserve(few_more(n, self._expected.get(k, 0)), n, max(sizes))
+        module.add(rows, columns)
+        module.place(self._held)
+        made = module.layout.into
+        if len(sizes) == 1:
+            at = self._words.written(self._words.told(some, 0))
+            self._records[numbers[0]] = k, n, 0, plan.begin(made, found[0].first), at
+            return
+        each = np.array(sizes)
+        offsets = each.cumsum() - each
+        records = np.empty((each.size, calls.CALL_WORDS), np.int64)
+        records[:, 0], records[:, 1], records[:, 2] = k, each, offsets
+        records[:, 3] = [plan.begin(made, called.first) for called in found]
+        records[:, 4] = self._words.indexed(some, offsets)
+        self._records[numbers] = records
 
     # Forward, where calls are found one by one
 
@@ -349,10 +391,10 @@ class NativeCalls:
         for its own; and whether all of them are so much work that the lock is given back."""
         dtype, found, most, work = self._modules.dtype, self._modules.found, 0, 0
         assert dtype is not None
-        for k, n, begin, *_ in records:
+        for k, mine in by_module(records).items():
             module = found[k]
             assert module is not None
-            between, more = module.extent(begin, n, forward=forward)
+            between, more = module.extent(mine, forward=forward)
             most = between if between > most else most
             work += more
         nbytes = most * dtype.itemsize
@@ -403,14 +445,21 @@ class NativeCalls:
     def _shares(self, end: int, listed: Sequence[Sequence[int]]) -> list[int]:
         """The first of the calls before ``end`` that go back in one call of C, and of those that go
         back after them, the last to go first."""
-        begin = end
-        sizes: list[int] = []
-        while begin and self.made(begin - 1):
-            number, n, first, *_ = listed[begin - 1]
-            sizes.append(self._modules[number].nbytes_back(first, n))
+        begin, kept = end, self._turn.kept
+        while begin and isinstance(kept[begin - 1], NativeKept):
             begin -= 1
+        back = {
+            module.number: module.layout.row if isinstance(module, TurnModule) else None
+            for module in self._modules.callable
+        }
+        sizes = [
+            self._modules[k].nbytes_back(first, n) if (row := back[k]) is None else n * row
+            for k, n, first, *_ in reversed(listed[begin:end])
+        ]
         cuts: list[int] = []
         total, nbytes = sum(sizes), 0
+        if total <= BYTES_BACK:
+            return [begin]
         share = total / max(-(-total // BYTES_BACK), 1)
         for k, more in enumerate(sizes):
             if nbytes and nbytes + more > share * (len(cuts) + 1):

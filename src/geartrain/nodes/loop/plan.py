@@ -95,15 +95,20 @@ class JointCall:
         number: Of the first of them.
         stages: The modules.
         sizes: Rows of each call.
-        rows: Of all of them, those of the first call first.
+        came: The rows of all of them, those of the first call first, in one piece or several.
         first: Of the rows that they write.
     """
 
     number: int
     stages: Sequence[CallStage]
     sizes: list[int]
-    rows: RowNumbers
+    came: Sequence[RowNumbers]
     first: int
+
+    @property
+    def rows(self) -> RowNumbers:
+        """Of all of them."""
+        return joined(self.came)
 
     @property
     def numbers(self) -> tuple[int, ...]:

@@ -289,7 +289,7 @@ class Planner:
         made = plan.numbers.more(calls[0].into.number, numbers.size)
         sizes = [len(rows) for rows in came]
         both = RowNumbers(numbers, state)
-        together = JointCall(len(plan.calls), calls, sizes, both, int(made[0]))
+        together = JointCall(len(plan.calls), calls, sizes, [both], int(made[0]))
         ends = list(accumulate(sizes))
         for call, rows, end in zip(calls, came, ends, strict=True):
             first = together.first + end - len(rows)

@@ -440,15 +440,18 @@ class SeveralModule:
         row, member = self.layout.rows
         return n * row + int(self._ends[first + n] - self._ends[first]) * member
 
-    def extent(self, first: int, n: int, *, forward: bool) -> tuple[int, int]:
-        """Numbers that a call of n rows computes in between, and how much work it is."""
-        form = self.layout.form
+    def extent(self, records: Sequence[Sequence[int]], *, forward: bool) -> tuple[int, int]:
+        """Numbers that any of some calls computes in between at most, and how much work all are."""
+        form, most, work = self.layout.form, 0, 0
         steps = (form.forward if forward else form.backward).steps
-        ends = self._ends[first : first + n + 1]
-        lengths = ends[1:] - ends[:-1]
-        longest = int(lengths.max(initial=0))
-        sizes = n, int(ends[-1] - ends[0]), 0, 0, int(lengths @ lengths)
-        return steps.between(n, longest), steps.work(sizes)
+        for _, n, first, *_ in records:
+            ends = self._ends[first : first + n + 1]
+            lengths = ends[1:] - ends[:-1]
+            longest = int(lengths.max(initial=0))
+            sizes = n, int(ends[-1] - ends[0]), 0, 0, int(lengths @ lengths)
+            most = max(most, steps.between(n, longest))
+            work += steps.work(sizes)
+        return most, work
 
     def kept(self, first: int, into: int, n: int, held: FiringTensors) -> KeptCall:
         """What a call has left, as if it had been called by itself: it is computed again."""

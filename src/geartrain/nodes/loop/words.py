@@ -9,9 +9,8 @@ import numpy as np
 
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import IntArray
-from geartrain.native.calls import Home
 from geartrain.native.rows import pointer
-from geartrain.nodes.loop.reads import Read, Whence
+from geartrain.nodes.loop.reads import Whence
 
 _POOL: Final = 1 << 13
 """Words of row numbers, and of where they lie, that there is room for at first."""
@@ -37,24 +36,23 @@ class CallWords:
         """What the next turn may write over."""
         return self._held
 
-    def indexed(self, reads: Sequence[tuple[Read, Home]], offsets: IntArray) -> IntArray:
+    def indexed(self, some: Sequence[Whence], offsets: IntArray) -> IntArray:
         """Write where the rows of reads begin, from each offset on; the addresses of that.
 
         Raises:
             ProtocolError: Members begin behind their end. C sees what one call reads, and to it
                 the end of its last members is where those of the next call begin.
         """
-        index = np.zeros((offsets.size, 2 * max(len(reads), 1)), np.int64)
-        for k, (read, _) in enumerate(reads):
-            if read.starts is None:
-                index[:, 2 * k] = pointer(read.rows) + 8 * read.many * offsets
+        index = np.zeros((offsets.size, 2 * max(len(some), 1)), np.int64)
+        for k, one in enumerate(some):
+            if one.starts is None:
+                index[:, 2 * k] = one.at + 8 * one.many * offsets
             else:
-                if not _rise(read.starts, read.rows.size):
+                if not _rise(one.starts, one.rows.size):
                     raise ProtocolError(NOT_THERE)
-                index[:, 2 * k] = pointer(read.rows) + 8 * read.starts[offsets]
-                index[:, 2 * k + 1] = pointer(read.starts) + 8 * offsets
-            self._alive.append(read)
-        self._alive.append(index)
+                index[:, 2 * k] = one.at + 8 * one.starts[offsets]
+                index[:, 2 * k + 1] = one.at_starts + 8 * offsets
+        self._alive += [some, index]
         return pointer(index) + index.strides[0] * np.arange(offsets.size)
 
     def told(self, some: Sequence[Whence], row: int) -> list[int]:
