@@ -23,10 +23,11 @@ from geartrain.derived.told.chances import CHANCES
 from geartrain.derived.told.composed import COMPOSED, WITHIN_ROWS
 from geartrain.derived.told.elementary import ELEMENTARY
 from geartrain.derived.told.grown import GROWN
+from geartrain.derived.told.layers import Layers
 from geartrain.derived.told.moved import LAID, MOVED
 from geartrain.derived.told.otherwise import OTHERWISE
 from geartrain.derived.told.simpler import SIMPLER
-from geartrain.derived.told.unrolled import UNROLLED, Layers
+from geartrain.derived.told.unrolled import UNROLLED
 from geartrain.derived.told.windows import WINDOWS
 from geartrain.derived.traces.unsearched import Unsearched
 from geartrain.errors import GraphError
@@ -97,7 +98,7 @@ def record(
         recorder.give(x, recorder.graph.placeholder(f"given_{k}"))
     by_c = windows and library.current() is not None
     told = COMPOSED if composed else WITHIN_ROWS | _OF_WINDOWS if by_c else WITHIN_ROWS
-    functions = _WithoutLooking(told, None if composed or not by_c else Layers())
+    functions = _WithoutLooking(told, layers=by_c and not composed)
     with torch.enable_grad(), functions, recorder:
         results = function(*arguments)
     recorder.graph.output([recorder.node_of(x) for x in results])
@@ -113,15 +114,19 @@ class _WithoutLooking(TorchFunctionMode):
 
     Args:
         told: What are made of simpler operators.
-        layers: What is known of layers; None: recurrent ones are torch's.
+        layers: Whether layers are looked at; else recurrent ones are torch's.
 
     Attributes:
         windows: Whether windows of rows were.
     """
 
-    def __init__(self, told: Mapping[Any, Callable[..., Any]], layers: Layers | None) -> None:
+    def __init__(self, told: Mapping[Any, Callable[..., Any]], *, layers: bool) -> None:
         super().__init__()
-        self._told, self._layers, self.windows = told, layers, False
+        self._told, self.windows = told, False
+        self._layers = Layers(self._call) if layers else None
+
+    def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.__torch_function__(function, (), args, kwargs)
 
     def __torch_function__(
         self,
