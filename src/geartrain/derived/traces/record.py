@@ -30,6 +30,7 @@ from geartrain.derived.told.simpler import SIMPLER
 from geartrain.derived.told.unrolled import UNROLLED
 from geartrain.derived.told.windows import WINDOWS
 from geartrain.derived.traces.unsearched import Unsearched
+from geartrain.derived.traces.unvalidated import unvalidated
 from geartrain.errors import GraphError
 from geartrain.native import library
 
@@ -99,7 +100,7 @@ def record(
     by_c = windows and library.current() is not None
     told = COMPOSED if composed else WITHIN_ROWS | _OF_WINDOWS if by_c else WITHIN_ROWS
     functions = _WithoutLooking(told, layers=by_c and not composed)
-    with torch.enable_grad(), functions, recorder:
+    with torch.enable_grad(), unvalidated(), functions, recorder:
         results = function(*arguments)
     recorder.graph.output([recorder.node_of(x) for x in results])
     found = recorder.graph, recorder.shapes, recorder.constants, recorder.alien
@@ -230,7 +231,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.note(x, self.graph.call_function(operator.getitem, (node, k)))
         elif isinstance(result, (bool, int, float, complex)) and self._may_change(node_args):
             if not self._is_longest(node_args):
-                raise LooksAtValues(f"its way depends on values: it calls {function}")
+                raise LooksAtValues(_asks(function))
         return result
 
     def _as_it_lies(self, found: Any, function: Any, args: Any, kwargs: Any) -> Any:
@@ -277,6 +278,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(value, dict):
             return {name: self._arguments(x) for name, x in value.items()}
         return value
+
+
+def _asks(function: Any) -> str:
+    """Why there is no trace of what calls this."""
+    if function is torch.ops.aten._local_scalar_dense.default:
+        return "its way depends on values: .item(), int(), an if on a tensor, or validate_args=True"
+    return f"its way depends on values: it calls {function}"
 
 
 def draws(x: fx.Node) -> bool:
