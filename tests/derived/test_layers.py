@@ -128,3 +128,16 @@ def test_what_is_written_into_a_stack_is_not_forgotten() -> None:
         found = Program(derive(module, inputs), Operands(module)).forward(inputs)[0][0]
         torch.testing.assert_close(found, module(*inputs))
     assert in_c(_module(lambda f, x, y: _stack(f, x, y)[0] + y, torch.float64), inputs)
+
+
+def test_rows_that_are_not_first_are_told() -> None:
+    def across(f: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return (f(x) - f.weight.unsqueeze(1)).pow(2).sum(-1).t() + y
+
+    def by_number(f: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return _stack(f, x, y)[(x[:, 0] > 0).long(), torch.arange(len(x))]
+
+    for of in (across, by_number):
+        parts = derive(_module(of, torch.float64), _inputs(torch.float64)).parts
+        assert parts.fused is None
+        assert "not along" in parts.unfused
