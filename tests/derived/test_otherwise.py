@@ -144,3 +144,28 @@ def test_products_of_all_or_of_rows_are_torchs() -> None:
         torch.testing.assert_close(mine(x, *given), torch.prod(x, *given))
     torch.testing.assert_close(mine(x, dtype=torch.float64), torch.prod(x, dtype=torch.float64))
     assert int(mine(torch.tensor([[2, 3]]), 1)) == 6
+
+
+class Pooled(nn.Module):
+    """Means of powers by exponents that are learnt (Radenovic et al. 2018)."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.power = nn.Parameter(torch.full(shape, 3.0, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = (x.abs() + 0.1).view(-1, 2, 4).pow(self.power).mean(1)
+        return torch.pow(mean, 1 / self.power) + mean**self.power
+
+
+@pytest.mark.usefixtures("needs_kernels")
+@pytest.mark.parametrize("shape", [(), (1,), (4,)])
+def test_powers_by_weights_have_programs_in_c(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(3)
+    assert_as_autograd(Pooled(*shape), [torch.randn(6, 8, dtype=torch.float64)])
+
+
+def test_powers_are_torchs() -> None:
+    x, y = (torch.rand(2, 3, dtype=torch.float64) + 0.5 for _ in range(2))
+    for base, exponent in ((x, y), (x, y[:1]), (x[0], y), (2.0, y), (x, 2.0)):
+        torch.testing.assert_close(OTHERWISE[torch.pow](base, exponent), torch.pow(base, exponent))

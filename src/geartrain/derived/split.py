@@ -138,6 +138,8 @@ class _Cut:
                 tail = self._shapes[x][1:] if rows else self._shapes[x]
                 several = (rows,) if rows > 1 else ()
                 x.meta["like"] = Like((*several, *tail), rows > 0, dtype, bool(several))
+            elif dtype is not None:
+                x.meta["aside"] = True
 
     def split(self, learned: Sequence[int], wanted: Sequence[int]) -> TraceSplit:
         """``learned`` operands and ``wanted`` inputs are those that were differentiated."""

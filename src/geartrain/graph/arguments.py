@@ -122,6 +122,13 @@ def function_and_part(
     if not callable(module) or isinstance(module, type):
         came = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
         raise TypeError(f"{verb}() takes a module, a function or a Part, not {came}")
+    if isinstance(module, nn.Module) and "forward" not in vars(module):
+        if type(module).forward is nn.Module.forward:
+            raise TypeError(
+                f"{verb}() got {type(module).__name__}, which has no forward: give the modules in "
+                "it one by one, each its own way behind route(), or a module whose forward calls "
+                "them, such as nn.Sequential"
+            )
     function = bound(module)
     weights = weights_of(function)
     if part is not None and weights is not None and next(weights.parameters(), None) is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema, View
@@ -78,9 +79,30 @@ class Losing(AbstractOperator):
             if metric.where is not None:
                 imagine(self.name, metric.where, given[0], schema)
         payload = given[0].payload
+        if payload is not None and self.target is None:
+            self._refuse_no_target(len(payload))
         if payload is not None and payload[0].ndim == 2:
             self.classes = int(payload[0].shape[1])
         return []
+
+    def _refuse_no_target(self, width: int) -> None:
+        criterion = self.criterion
+        asked = criterion.forward if isinstance(criterion, nn.Module) else criterion
+        try:
+            parameters = inspect.signature(asked).parameters.values()
+        except (TypeError, ValueError):  # of C: it says nothing of itself
+            return
+        wanted = [
+            p.name
+            for p in parameters
+            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        if len(wanted) > width:
+            raise GraphError(
+                f"'{self.name}': {self._called()} takes {', '.join(wanted)}, and gets {width} "
+                f"payload tensor{'s' if width > 1 else ''} alone; target= gives it a column: "
+                "loss(criterion, target='label')"
+            )
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
         return LossNode(place, self.objective(place), self.alone)

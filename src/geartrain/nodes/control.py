@@ -121,7 +121,7 @@ class Route(AbstractStep):
         if choice.shape != (len(batch),):
             raise GraphError(
                 f"'{self.name}': its function returned shape {choice.shape} for "
-                f"{_came(batch)}; it gets columns and returns a column"
+                f"{_came(batch)}; it gets columns and returns a column{_as_column(choice.shape)}"
             )
         self._check_kind(choice)
         return choice
@@ -280,6 +280,13 @@ def _came(batch: Forward) -> str:
     if lengths is None:
         return f"{len(batch)} rows"
     return f"{len(batch)} bundles of {int(lengths.sum())} rows (m.lengths says how many each has)"
+
+
+def _as_column(shape: tuple[int, ...]) -> str:
+    """How what a function returned would be one."""
+    if not shape:
+        return ": np.where(m.x > 0, 1, 2) for an if"
+    return ": f(m)[:, 0] of what it returned" if shape[1:] == (1,) else ""
 
 
 def _array(value: Any) -> Any:

@@ -188,7 +188,13 @@ def make_optimizer(part: str, make: MakeOptimizer, parameters: Sequence[nn.Param
         TypeError: What was made is none.
         ValueError: It wants a closure that computes the loss again, or has other parameters.
     """
-    made = make(parameters)
+    try:
+        made = make(parameters)
+    except AttributeError as error:
+        raise TypeError(
+            f"part '{part}': optimizer= raised AttributeError: {error}; it gets a list of the "
+            "part's parameters, and may make groups of these by what they are: p.ndim > 1"
+        ) from error
     if not isinstance(made, Optimizer):
         raise TypeError(
             f"part '{part}': optimizer= made {_article(made)}; it gets the parameters of a part "

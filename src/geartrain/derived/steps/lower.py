@@ -83,7 +83,10 @@ class _Both:
         kept = results[self._outputs :]
         places = placeholders(backward)[1 + self._operands :]
         ways = set(_results(backward))
-        likes = {like_of(x) for x in (*results, *_results(backward))}
+        every = (*results, *_results(backward))
+        if any("like" not in x.meta for x in every):
+            raise Refused("rows are not along the first axis of what it keeps for its way back")
+        likes = {like_of(x) for x in every}
         found = {like.dtype for like in likes if like.dtype.is_floating_point}
         if len(found) != 1 or not found <= {torch.float32, torch.float64}:
             told = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))

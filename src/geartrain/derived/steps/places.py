@@ -452,7 +452,8 @@ class Places:
 def like_of(x: fx.Node) -> Like:
     found = x.meta.get("like")
     if not isinstance(found, Like):
-        raise Refused
+        aside = x.meta.get("aside")
+        raise Refused(f"rows of {called(x)} are not along its first axis" if aside else "")
     return found
 
 

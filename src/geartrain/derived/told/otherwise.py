@@ -176,6 +176,17 @@ def _add_quotient(
     return input + (quotient if value == 1 else quotient * value)
 
 
+def _power(x: Any, exponent: Any) -> Any:
+    """By an exponent for each entry, where there is one for several: what its gradient asks of
+    exponents is asked of rows."""
+    both = isinstance(x, Tensor) and isinstance(exponent, Tensor)
+    if both and x.ndim > 1 and exponent.ndim <= x.ndim:
+        pairs = zip(exponent.shape[::-1], x.shape[::-1], strict=False)
+        if all(own in (1, many) for own, many in pairs):
+            exponent = exponent.expand_as(x)
+    return torch.pow(x, exponent)
+
+
 OTHERWISE: Final[Mapping[Any, Callable[..., Tensor]]] = {
     torch.matmul: _matmul,
     torch.Tensor.matmul: _matmul,
@@ -186,6 +197,9 @@ OTHERWISE: Final[Mapping[Any, Callable[..., Tensor]]] = {
     torch.nn.functional.one_hot: _one_hot,
     torch.nn.functional.bilinear: _bilinear,
     torch.einsum: _einsum,
+    torch.pow: _power,
+    Tensor.pow: _power,
+    Tensor.__pow__: _power,
     torch.cdist: _distances,
     torch.prod: _product,
     Tensor.prod: _product,

@@ -2,8 +2,7 @@
 
     gru(x (n, t, d), h (1, n, e), weights)  ─►  x W, once;  t cells, each with the state before it
 
-Such layers have states of which the first axis counts layers, and not rows. What is taken of it
-is known: of zeros, of ``unsqueeze(0)``, of ``stack``, and of what layers return.
+Such layers have states of which the first axis counts layers, and not rows (``layers.py``).
 """
 
 from __future__ import annotations
@@ -15,110 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from geartrain.derived.told.layers import Layers
+
 MOST_STEPS: Final = 48
 """Cells of all layers, both ways, that a row is worth: every one has steps of its own."""
 _State: TypeAlias = tuple[Tensor, ...] | None
 """What a cell has of the one before it; None: zeros."""
 _Weights: TypeAlias = Sequence[Tensor | None]
-
-
-@final
-class Layers:
-    """What is known of tensors whose first axis does not count rows, during a trace."""
-
-    def __init__(self) -> None:
-        self._parts: dict[int, Sequence[Tensor]] = {}
-        self._zeros: set[int] = set()
-        self._held: list[Tensor] = []  # or another tensor could come by an id
-
-    def are_zero(self, x: Tensor) -> bool:
-        """Whether it was made of zeros."""
-        return id(x) in self._zeros
-
-    def parts(self, x: Tensor) -> Sequence[Tensor]:
-        """What it has along its first axis."""
-        return self._parts.get(id(x)) or x.unbind(0)
-
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Of these."""
-        found = torch.stack(tuple(parts), 0)
-        self._know(found, parts)
-        return found
-
-    def _know(self, x: Tensor, parts: Sequence[Tensor]) -> None:
-        self._parts[id(x)] = parts
-        self._held.append(x)
-
-    def taken(self, function: Any, args: Sequence[Any], how: Mapping[str, Any]) -> Any:
-        """Of a known tensor what a function takes; None: it is another, or takes something else."""
-        x = args[0] if args else None
-        parts = self._parts.get(id(x)) if isinstance(x, Tensor) else None
-        if parts is None or how or function not in _TAKING:
-            return None
-        return _TAKING[function](parts, *args[1:])
-
-    def notice(self, function: Any, args: Sequence[Any], how: Mapping[str, Any], x: Any) -> None:
-        """What a function has made, or written into."""
-        if args and _writes(function):
-            self._zeros.discard(id(args[0]))
-            self._parts.pop(id(args[0]), None)
-        elif function is torch.zeros and not how.get("requires_grad"):
-            self._zeros.add(id(x))
-            self._held.append(x)
-        elif function in _BEFORE and [*args[1:], *how.values()] == [0]:
-            self._know(x, [args[0]])
-        elif function is torch.stack and [*args[1:], *how.values()] in ([], [0]):
-            self._know(x, list(args[0]))
-
-
-def _writes(function: Any) -> bool:
-    """Whether it is one of those that write into their first argument, by its name."""
-    name = str(getattr(function, "__name__", ""))
-    plain = name.endswith("_") and not name.endswith("__")
-    return plain or name in _IN_PLACE
-
-
-_IN_PLACE: Final = {
-    "__setitem__",
-    *[f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "div", "pow")],
-}
-
-
-def _one(parts: Sequence[Tensor], which: Any) -> Tensor | None:
-    there = type(which) is int and -len(parts) <= which < len(parts)
-    return parts[which] if there else None
-
-
-def _one_along(parts: Sequence[Tensor], dim: Any, which: Any) -> Tensor | None:
-    return _one(parts, which) if dim == 0 else None
-
-
-def _only(parts: Sequence[Tensor], dim: Any = None) -> Tensor | None:
-    return parts[0] if dim == 0 and len(parts) == 1 else None
-
-
-def _every(parts: Sequence[Tensor], dim: Any = 0) -> tuple[Tensor, ...] | None:
-    return tuple(parts) if dim == 0 else None
-
-
-def _turned(parts: Sequence[Tensor], *dims: Any) -> Tensor | None:
-    return torch.stack(tuple(parts), 1) if dims in ((0, 1), (1, 0)) else None
-
-
-def _permuted(parts: Sequence[Tensor], *dims: Any) -> Tensor | None:
-    order = tuple(dims[0]) if len(dims) == 1 else dims
-    return torch.stack(tuple(parts), 1) if order == (1, 0, 2) else None
-
-
-_BEFORE: Final = {torch.unsqueeze, Tensor.unsqueeze}
-_TAKING: Final[Mapping[Any, Callable[..., Any]]] = {
-    Tensor.__getitem__: _one,
-    **dict.fromkeys((torch.select, Tensor.select), _one_along),
-    **dict.fromkeys((torch.squeeze, Tensor.squeeze), _only),
-    **dict.fromkeys((torch.unbind, Tensor.unbind), _every),
-    **dict.fromkeys((torch.transpose, Tensor.transpose, torch.swapaxes), _turned),
-    **dict.fromkeys((torch.permute, Tensor.permute), _permuted),
-}
 
 
 # Cells: what of the input has met its weight, the state, its weight and bias.

@@ -23,12 +23,14 @@ from geartrain.derived.told.chances import CHANCES
 from geartrain.derived.told.composed import COMPOSED, WITHIN_ROWS
 from geartrain.derived.told.elementary import ELEMENTARY
 from geartrain.derived.told.grown import GROWN
+from geartrain.derived.told.layers import Layers
 from geartrain.derived.told.moved import LAID, MOVED
 from geartrain.derived.told.otherwise import OTHERWISE
 from geartrain.derived.told.simpler import SIMPLER
-from geartrain.derived.told.unrolled import UNROLLED, Layers
+from geartrain.derived.told.unrolled import UNROLLED
 from geartrain.derived.told.windows import WINDOWS
 from geartrain.derived.traces.unsearched import Unsearched
+from geartrain.derived.traces.unvalidated import unvalidated
 from geartrain.errors import GraphError
 from geartrain.native import library
 
@@ -97,8 +99,8 @@ def record(
         recorder.give(x, recorder.graph.placeholder(f"given_{k}"))
     by_c = windows and library.current() is not None
     told = COMPOSED if composed else WITHIN_ROWS | _OF_WINDOWS if by_c else WITHIN_ROWS
-    functions = _WithoutLooking(told, None if composed or not by_c else Layers())
-    with torch.enable_grad(), functions, recorder:
+    functions = _WithoutLooking(told, layers=by_c and not composed)
+    with torch.enable_grad(), unvalidated(), functions, recorder:
         results = function(*arguments)
     recorder.graph.output([recorder.node_of(x) for x in results])
     found = recorder.graph, recorder.shapes, recorder.constants, recorder.alien
@@ -113,15 +115,19 @@ class _WithoutLooking(TorchFunctionMode):
 
     Args:
         told: What are made of simpler operators.
-        layers: What is known of layers; None: recurrent ones are torch's.
+        layers: Whether layers are looked at; else recurrent ones are torch's.
 
     Attributes:
         windows: Whether windows of rows were.
     """
 
-    def __init__(self, told: Mapping[Any, Callable[..., Any]], layers: Layers | None) -> None:
+    def __init__(self, told: Mapping[Any, Callable[..., Any]], *, layers: bool) -> None:
         super().__init__()
-        self._told, self._layers, self.windows = told, layers, False
+        self._told, self.windows = told, False
+        self._layers = Layers(self._call) if layers else None
+
+    def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.__torch_function__(function, (), args, kwargs)
 
     def __torch_function__(
         self,
@@ -225,7 +231,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.note(x, self.graph.call_function(operator.getitem, (node, k)))
         elif isinstance(result, (bool, int, float, complex)) and self._may_change(node_args):
             if not self._is_longest(node_args):
-                raise LooksAtValues(f"its way depends on values: it calls {function}")
+                raise LooksAtValues(_asks(function))
         return result
 
     def _as_it_lies(self, found: Any, function: Any, args: Any, kwargs: Any) -> Any:
@@ -272,6 +278,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(value, dict):
             return {name: self._arguments(x) for name, x in value.items()}
         return value
+
+
+def _asks(function: Any) -> str:
+    """Why there is no trace of what calls this."""
+    if function is torch.ops.aten._local_scalar_dense.default:
+        return "its way depends on values: .item(), int(), an if on a tensor, or validate_args=True"
+    return f"its way depends on values: it calls {function}"
 
 
 def draws(x: fx.Node) -> bool:
