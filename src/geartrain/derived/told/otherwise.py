@@ -57,9 +57,8 @@ def _einsum(equation: Any, *operands: Any) -> Tensor:
         return torch.einsum(equation, *operands)
     if not others:
         found = _by_map(a, b, out, *operands) or _by_map(b, a, out, *operands[::-1])
-        found = (
-            found or _by_entries(a, b, out, *operands) or _by_entries(b, a, out, *operands[::-1])
-        )
+        found = found or _by_entries(a, b, out, *operands)
+        found = found or _by_entries(b, a, out, *operands[::-1])
         return torch.einsum(equation, *operands) if found is None else found[0]
     rest = set("".join([*others, out]))
     between = "".join([x for x in dict.fromkeys(out[0] + a + b) if x in rest and x in a + b])
@@ -105,18 +104,15 @@ def _by_map(a: str, b: str, out: str, rows: Tensor, weight: Tensor) -> tuple[Ten
 
 def _by_entries(a: str, b: str, out: str, one: Tensor, other: Tensor) -> tuple[Tensor] | None:
     """A product entry by entry, some axes of which are added up: of what has the same axes, or of
-    rows and what has none, where these have other axes in common. None: it is no such."""
+    rows and what has some of theirs, for all rows the same. None: it is no such."""
     single = all(len(set(x)) == len(x) for x in (a, b, out)) and a[:1] == out[0]
-    if not single or not (set(a) == set(b) or (out[0] not in b and set(a) & set(b) & set(out))):
+    same = set(a) == set(b) or (out[0] not in b and set(b) < set(a))
+    if not single or not same or not set(a) & set(b) & set(out):
         return None
-    every = [*a, *[x for x in b if x not in a]]
-    both = []
-    for mine, x in ((a, one), (b, other)):
-        sizes = dict(zip(mine, x.shape, strict=True))
-        both.append(_in_order(x, mine, every).reshape([sizes.get(k, 1) for k in every]))
-    gone = [k for k, letter in enumerate(every) if letter not in out]
-    y = both[0] * both[1]
-    return (_in_order(y.sum(gone) if gone else y, [x for x in every if x in out], out),)
+    sizes = dict(zip(b, other.shape, strict=True))
+    y = one * _in_order(other, b, a).reshape([sizes.get(k, 1) for k in a])
+    gone = [k for k, letter in enumerate(a) if letter not in out]
+    return (_in_order(y.sum(gone) if gone else y, [x for x in a if x in out], out),)
 
 
 def _in_order(x: Tensor, axes: Sequence[str], every: Sequence[str]) -> Tensor:
