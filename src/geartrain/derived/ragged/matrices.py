@@ -49,16 +49,6 @@ def _weight(low: AbstractLowering, x: Any) -> tuple[RaggedValue, int, int]:
     return RaggedValue(found, 0, 0, NO_ROWS, 1, (out, into)), depth, width
 
 
-def as_rows(low: AbstractLowering, x: Any, *, late: bool) -> RaggedValue:
-    """What rows have, one after the other; also if it is the same for all, as a learnt query."""
-    value, like = low.whole(x, late=late), low.like(x)
-    if value.kind == NO_ROWS and like.kind != NO_ROWS and value.tail == like.tail:
-        out = low.room(like, late=late)
-        low.plain(Op.COPY, out, value, late=late)
-        low.values[x] = value = out
-    return value
-
-
 def _product(low: AbstractLowering, x: fx.Node) -> None:
     args: Any = x.args
     if sums_rows(low, x):
@@ -67,7 +57,7 @@ def _product(low: AbstractLowering, x: fx.Node) -> None:
     *bias, rows, weight = args
     late, like = low.late(x), low.like(x)
     packed, depth, width = _weight(low, weight)
-    value = as_rows(low, rows, late=late)
+    value = low.whole(rows, late=late)
     if x.kwargs or value.tail != (depth,) or value.kind == NO_ROWS or like.tail != (width,):
         raise Refused("a product of other than rows and a weight")
     added = None

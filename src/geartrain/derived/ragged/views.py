@@ -20,7 +20,6 @@ from geartrain.derived.ragged.front import (
     put_in_front,
     selected_back,
 )
-from geartrain.derived.ragged.matrices import as_rows
 from geartrain.derived.ragged.pairs import turned
 from geartrain.derived.ragged.traced import SAME, same_numbers
 from geartrain.derived.ragged.values import (
@@ -71,8 +70,6 @@ def _view(low: AbstractLowering, x: fx.Node) -> None:
 def _view_rows(low: AbstractLowering, x: fx.Node, source: fx.Node, like: Axes) -> None:
     late = low.late(x)
     value, mine = low.value(source, late=late), low.like(source)
-    if (like.kind, like.times) != (mine.kind, mine.times) and mine.kind != NO_ROWS:
-        value = as_rows(low, source, late=late)
     if value.kind == NO_ROWS:
         low.values[x] = replace(value, tail=like.tail) if like.kind == NO_ROWS else None
         if like.kind != NO_ROWS or like.width != value.width:
