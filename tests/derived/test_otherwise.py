@@ -27,8 +27,14 @@ MAPS = [
     "ni, kij, nj -> nk",
     "ni,nj,kij->nk",
     "nk,nd,kde->ne",
+    "nhd,hd->nh",
+    "hd,nhd->nh",
+    "ni,i->ni",
+    "nhd,nhd->nh",
+    "nhd,ndh->nd",
 ]
-OTHERS = ["ni,nj->nij", "nd,nkd->nk", "nk,nkd->nd", "ni,nij->nj", "nhd,hde->nhe", "ni,i->ni"]
+OTHERS = ["ni,nj->nij", "nd,nkd->nk", "nk,nkd->nd", "ni,nij->nj", "nhd,hde->nhe"]
+OTHERS += ["nhd,dh->nd", "nh,nh->hn"]
 
 
 def operands(equation: str, dtype: torch.dtype = torch.float64) -> list[Tensor]:

@@ -418,9 +418,8 @@ def _between_members(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
     return h + (met @ met @ m).sum(1)
 
 
-def _turned_heads(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
-    x = (s.k(m) * mask[..., None]).sum(1).view(-1, HEADS, H // HEADS)
-    return h + x.transpose(1, 2).flatten(1)
+def _bundles_behind(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
+    return h + (h @ (s.k(m) * mask[..., None]).sum(1).t()).sum(1, keepdim=True)
 
 
 def _every_other(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
@@ -435,7 +434,7 @@ def _sorted(s: Attends, h: Tensor, m: Tensor, mask: Tensor) -> Tensor:
     ("way", "why"),
     [
         (_between_members, "bmm: a product of matrices"),
-        (_turned_heads, "^transpose: axes change places$"),
+        (_bundles_behind, r"of shape \(3, 3\) in one trace and \(5, 5\) in another"),
         (_sorted, "sort"),
         (_every_other, "numbers that do not count rows"),
     ],

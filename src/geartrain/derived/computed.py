@@ -52,10 +52,16 @@ class ComputedWeights:
     Args:
         code: Gives them, of all operands.
         likes: Tensors of their shapes and dtypes.
+        same: Which of them are the same whatever the weights are, and learn nothing.
     """
 
     code: Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
     likes: tuple[Tensor, ...]
+    same: frozenset[int] = frozenset()
+
+    def learned(self) -> list[bool]:
+        """Of each, whether it has a gradient."""
+        return [x.is_floating_point() and k not in self.same for k, x in enumerate(self.likes)]
 
 
 def apart(

@@ -29,8 +29,9 @@ from geartrain.native.sums import GradientPlace, may_sum, most_work
 _ENTRIES: Final = 4096
 _MOST_MEMBERS: Final = 256
 """As ragged.inc has it."""
+_MEMBERS: Final = 1
 _PAIRS: Final = 4
-"""The kind of rows that pairs of members are, as ragged.inc has it."""
+"""The kinds of rows that members of bundles, and pairs of them, are, as ragged.inc has it."""
 _NO_BUNDLES: Final = 2
 """What C says of bundles that do not end where they should."""
 
@@ -68,6 +69,8 @@ class Way(IntEnum):
     ADD_UP_BY = auto()
     TIMES_NAMED = auto()
     TIMES_NAMED_BACK = auto()
+    SUM_PRODUCTS = auto()
+    TIMES_MATRIX = auto()
     PAIR_SECOND = auto()
     PAIR_ADD_UP = auto()
     PAIR_TURN = auto()
@@ -205,10 +208,12 @@ class RaggedSteps:
         self._work = [0, 0, 0, 0, 0]
         for each in steps:
             step, kind = each.step, each.kind
-            product = step.op is Op.PRODUCT or each.way is Way.TIMES_CHOSEN
+            product = step.op in (Op.PRODUCT, Op.MATRICES) or each.way is Way.TIMES_CHOSEN
             entries = step.width * (step.many if product else 4) * each.times
             if each.way in (Way.TIMES_NAMED, Way.TIMES_NAMED_BACK):
                 entries = step.width * step.many * step.inner
+            if each.way in (Way.SUM_PRODUCTS, Way.TIMES_MATRIX):
+                entries, kind = step.width * max(step.many, 1) * step.inner, _MEMBERS
             paired = Way.PAIR_SECOND <= each.way < Way.TIMES_PARTS
             self._work[_PAIRS if paired else kind] += entries
         plain = [s.step for s in steps if s.way is Way.PLAIN and s.step.op is not Op.PRODUCT]

@@ -97,7 +97,7 @@ class AbstractLowering(TwoTraces, ABC):
         self._held: dict[int, Buffer] = {}
         self.values: dict[fx.Node, Known] = {}
         self.matrices: dict[fx.Node, ChosenMatrices | OuterProducts] = {}
-        """What rows have as matrices, which need not be made."""
+        """What rows have as matrices, which are not made unless somebody reads them."""
         self.most: dict[fx.Node, float] = {}
         """What none of the integers is above that steps have made: see ``exact.py``."""
         self.beside: dict[fx.Node, float] = {}
@@ -196,6 +196,9 @@ class AbstractLowering(TwoTraces, ABC):
         if not isinstance(x, fx.Node):
             raise Refused("a number where a tensor is wanted")
         found = self.values.get(x)
+        if found is None and self.is_of_matrices(x):
+            self.make(x)
+            found = self.values[x]
         if isinstance(found, RaggedValue):
             return found
         if isinstance(found, HeldValue):
@@ -205,6 +208,12 @@ class AbstractLowering(TwoTraces, ABC):
         if isinstance(found, Constant):
             return self._everywhere(found.number, self.like(x), late=late)
         raise Refused(f"{x.target} has no steps")
+
+    def is_of_matrices(self, x: fx.Node) -> bool:
+        """Whether it is matrices of rows that were not made, or these seen otherwise."""
+        while x not in self.matrices and len(x.all_input_nodes) == 1:
+            (x,) = x.all_input_nodes
+        return x in self.matrices
 
     def _everywhere(self, number: float, like: Axes, *, late: bool) -> RaggedValue:
         """The same number in all entries."""
@@ -379,7 +388,7 @@ class AbstractLowering(TwoTraces, ABC):
             return self.widened(self.paired(value, mine, like, late=late), like, late=late)
         tail = value.tail
         if value.kind == NO_ROWS:
-            tail = _behind_rows(tail, like)
+            tail = like.behind_rows(tail)
         elif (value.kind, value.times) != (like.kind, like.times):
             value = self._met(value, mine, like, late=late)
             tail = value.tail
@@ -472,24 +481,16 @@ class AbstractLowering(TwoTraces, ABC):
         """What is known of a tensor that a trace has found as it is."""
 
     @abstractmethod
+    def make(self, x: fx.Node) -> None:
+        """Write the steps of matrices of rows that somebody reads."""
+
+    @abstractmethod
     def convert(self, x: fx.Node) -> None:
         """Write the steps of a node.
 
         Raises:
             Refused: It has none.
         """
-
-
-def _behind_rows(tail: tuple[int, ...], like: Axes) -> tuple[int, ...]:
-    """The axes of what has no rows, without those along which rows are."""
-    rank, rows = like.rank, like.rows
-    if len(tail) > rank:
-        raise Refused("axes that do not fit")
-    tail = (1,) * (rank - len(tail)) + tail
-    if any(tail[k] != 1 for k in rows):
-        raise Refused("axes that do not fit")
-    found = tuple(n for k, n in enumerate(tail) if k not in rows)
-    return (1, *found) if like.merged else found
 
 
 Convert: TypeAlias = Callable[[AbstractLowering, fx.Node], None]

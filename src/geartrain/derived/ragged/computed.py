@@ -1,11 +1,13 @@
-"""What a module that looks inside bundles, or reads a memory, computes of its weights alone.
+"""What a module that looks inside bundles, or reads a memory, computes of its weights alone, or of
+tensors that are the same in every call: angles of positions, slopes of heads.
 
-traces at two sizes ─► what is of weights alone, and of no size ─► once a firing, as operands more
+traces at two sizes ─► what is of those alone, and of no size   ─► once a firing, as operands more
                        all else, at each of the sizes           ─► traced anew, with its gradient
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
@@ -22,6 +24,9 @@ from geartrain.frames.message import Payload
 
 aten = torch.ops.aten
 
+_COUNTED: Final = frozenset(
+    {aten.arange.default, aten.arange.start, aten.arange.start_step, aten.linspace.default}
+)
 _VIEWS: Final = SAME | {aten.expand.default}
 
 
@@ -77,7 +82,8 @@ def apart(
     small, large = (_Forward(trace, len(operands)) for trace in traces)
     if len(small.nodes) != len(large.nodes) or any(map(draws, small.nodes)):
         return None
-    places = _computed(small, large)
+    constant = _constant(small, large)
+    places = _computed(small, large, constant)
     if not places:
         return None
     code = small.code(small.operands, [small.nodes[k] for k in places])
@@ -88,12 +94,32 @@ def apart(
     with torch.no_grad():
         likes = tuple([x.detach().contiguous() for x in compute(operands)])
     rests = [each.rest([each.nodes[k] for k in places]) for each in (small, large)]
-    return ComputedWeights(compute, likes), rests
+    same = frozenset([k for k, at in enumerate(places) if small.nodes[at] in constant])
+    return ComputedWeights(compute, likes, same), rests
 
 
-def _computed(small: _Forward, large: _Forward) -> list[int]:
-    """The places of what readers of rows read of operands alone, but for these themselves."""
-    of_weights, own = set(small.operands), set(small.operands)
+def _constant(small: _Forward, large: _Forward) -> set[fx.Node]:
+    """What is the same in every call, if it has several numbers: tensors that the code has, numbers
+    that are counted up, and what is made of them alone."""
+    found: set[fx.Node] = set()
+    for x, twin in zip(small.nodes, large.nodes, strict=True):
+        if x.op == "get_attr" and twin.op == "get_attr":
+            both = [f.trace.constants[str(y.target)] for f, y in ((small, x), (large, twin))]
+            same = torch.equal(*both)
+        else:
+            made = bool(x.all_input_nodes) and all(y in found for y in x.all_input_nodes)
+            alone = x.op == "call_function" and (made or x.target in _COUNTED)
+            same = alone and _is_of_no_size(x, twin, small.trace, large.trace)
+        if same:
+            found.add(x)
+    several = {x for x in found if math.prod(small.trace.shapes.get(x, ())) > 1}
+    return {x for x in several if (dtype := x.meta.get("dtype")) and dtype.is_floating_point}
+
+
+def _computed(small: _Forward, large: _Forward, constant: set[fx.Node]) -> list[int]:
+    """The places of what readers of rows read of operands and constants alone, but for operands
+    themselves."""
+    of_weights, own = set(small.operands) | constant, set(small.operands)
     for x, twin in zip(small.nodes, large.nodes, strict=True):
         alone = x.op == "call_function" and all(y in of_weights for y in x.all_input_nodes)
         if alone and x.all_input_nodes and _is_of_no_size(x, twin, small.trace, large.trace):

@@ -345,6 +345,8 @@ class Cutter:
     def _added_up(self, d: fx.Node) -> Tensors | None:
         """The rows of whose sum a node is, as a matrix."""
         low = self._low
+        while d.target in (aten.view.default, aten.squeeze.dim, aten.squeeze.dims):
+            d = d.all_input_nodes[0]
         if d in low.summed:
             return self._added(low.full(low.summed[d], late=True))
         rows = self._summed(d)
@@ -422,8 +424,6 @@ class Cutter:
     def _summed(self, d: fx.Node) -> fx.Node | None:
         """The rows whose sum d is."""
         args: Any = d.args
-        while d.target in (aten.view.default, aten.squeeze.dim, aten.squeeze.dims):
-            d, args = args[0], args[0].args
         if not sums_rows(self._low, d) and not sums_all(self._low, d):
             return None
         rows: fx.Node = args[0]

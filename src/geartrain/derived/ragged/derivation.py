@@ -321,7 +321,7 @@ class _RaggedDerivation:
         learned = [learns(x) for x in tensors]
         operands = [x.detach().clone() for x in tensors]
         if weights is not None:
-            learned += [x.is_floating_point() for x in weights.likes]
+            learned += weights.learned()
         given = [*operands, *([] if weights is None else weights.code(operands))]
         functions = rests or [self._traced, self._traced]
         structure = Structure(self._own)

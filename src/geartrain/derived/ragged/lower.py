@@ -105,6 +105,12 @@ class Lowering(AbstractLowering):
     def of_constant(self, x: fx.Node, found: torch.Tensor) -> Known:
         return of_places(self, x, found)
 
+    def make(self, x: fx.Node) -> None:
+        for source in x.all_input_nodes:
+            if self.values.get(source) is None and self.is_of_matrices(source):
+                self.make(source)
+        _WAYS.get(x.target, arithmetic)(self, x)
+
     def _convert_any(self, x: fx.Node) -> None:
         target: Any = x.target
         args: Any = x.args

@@ -78,6 +78,12 @@ def _matrices(low: AbstractLowering, x: fx.Node) -> None:
     if PAIRS in (one.kind, other.kind, like.kind):
         low.values[x] = _of_pairs(low, left, right, like, late=late)
         return
+    if (one.kind, one.times) == (other.kind, other.times) and one.rows == other.rows == (0,):
+        (_, q), (_, r) = one.tail, other.tail  # of each row by itself
+        out = low.values[x] = low.room(like, late=late)
+        reads = low.whole(left, late=late), low.whole(right, late=late)
+        low.plain(Op.MATRICES, out, *reads, many=q, inner=r, number=1.0, late=late)
+        return
     heads = one.tail[0] if one.merged else 1
     if (other.tail[0] if other.merged else other.times) != heads and one.merged:
         raise Refused("a product of matrices")
@@ -86,31 +92,41 @@ def _matrices(low: AbstractLowering, x: fx.Node) -> None:
     ahead, last = 1 if one.merged else 0, 1 if other.merged else 0
     of_members = [a.kind == MEMBERS and a.lead == PADDED and a.at >= 0 for a in (one, other)]
     if all(of_members) and one.at == ahead + 1 and other.at == last:
-        # (p, members) times (members, r), of which one is 1
+        # (p, members) times (members, r)
         p, r = one.tail[-1], other.tail[-1]
-        if 1 not in (p, r) or not one.merged == other.merged:
+        if one.merged != other.merged:
             raise Refused("a product of matrices")
-        rows, numbers = (right, left) if p == 1 else (left, right)
+        way, inner, rows, numbers = Way.SUM_PRODUCTS, p, left, right
+        if 1 in (p, r):
+            way, inner, rows, numbers = (
+                Way.SUM_TIMES,
+                0,
+                *((right, left) if p == 1 else (left, right)),
+            )
         out = low.room(Axes(BUNDLES, 1, (heads, p * r), 1), late=late)
-        reads = low.whole(rows, late=late), low.whole(numbers, late=late)
+        reads, width = (
+            (low.whole(rows, late=late), low.whole(numbers, late=late)),
+            p * r // max(inner, 1),
+        )
         low.step(
-            Way.SUM_TIMES,
+            way,
             out,
             *reads,
             kind=BUNDLES,
             late=late,
             inside=True,
-            width=p * r,
+            width=width,
             many=heads,
+            inner=inner,
         )
         low.values[x] = replace(out, times=like.times, row=like.width, tail=like.tail)
         return
     if of_members[0] and one.at == ahead and other.kind == BUNDLES:
         q, r = other.tail  # (members, q) times (q, r)
-        out = _met(low, left, right, heads, (q, r), like, late=late)
+        out = _met(low, left, right, heads, (q, r), like, turned=False, late=late)
     elif of_members[1] and other.at == last + 1 and one.kind == BUNDLES:
         p, q = one.tail  # (p, q) times (q, members)
-        out = _met(low, right, left, heads, (q, p), like, late=late)
+        out = _met(low, right, left, heads, (q, p), like, turned=True, late=late)
     else:
         raise Refused("a product of matrices")
     low.values[x] = replace(out, tail=like.tail)
@@ -143,17 +159,33 @@ def _met(
     sizes: tuple[int, int],
     like: Axes,
     *,
+    turned: bool,
     late: bool,
 ) -> RaggedValue:
-    """Members, with q entries each, times what their row has: q entries, or as many as wide for
-    one; for each head."""
+    """Members, with q entries each, times what their row has: a matrix, or q entries, or as many as
+    wide for one; for each head. turned: the matrix is the other way round."""
     q, width = sizes
-    if 1 not in sizes or low.like(rows).times != heads:
+    if low.like(rows).times != heads:
         raise Refused("a product of matrices")
     each = low.dense(low.value(rows, late=late), late=late)
     row = replace(each, times=1, row=heads * q * width, tail=(heads, q * width))
-    spread, mine = low.spread(row, late=late), low.whole(members, late=late)
-    out = low.room(like, late=late)
+    mine, out = low.whole(members, late=late), low.room(like, late=late)
+    if 1 not in sizes:
+        low.step(
+            Way.TIMES_MATRIX,
+            out,
+            mine,
+            row,
+            kind=BUNDLES,
+            late=late,
+            inside=True,
+            width=width,
+            many=heads,
+            inner=q,
+            number=float(turned),
+        )
+        return out
+    spread = low.spread(row, late=late)
     if width == 1:
         reads = mine, spread
         low.step(Way.DOT, out, *reads, kind=MEMBERS, late=late, width=q, many=heads, number=1.0)

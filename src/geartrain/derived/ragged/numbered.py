@@ -13,7 +13,7 @@ from torch import fx
 from geartrain.derived.ragged.base import AbstractLowering, Convert
 from geartrain.derived.ragged.integers import end_of_bundles
 from geartrain.derived.ragged.looked_up import look_up
-from geartrain.derived.ragged.others import add_to_others, others
+from geartrain.derived.ragged.others import add_to_others, others, take_named
 from geartrain.derived.ragged.values import (
     BUNDLES,
     HELD,
@@ -397,6 +397,9 @@ def _gather(low: AbstractLowering, x: fx.Node) -> None:
         value, out = low.whole(source, late=late), low.room(like, late=late)
         _by_name(low, Way.TAKE_NAMED, out, value, names, value.width, late=late)
         low.values[x] = out
+        return
+    if isinstance(named := low.values.get(index), NamedMembers):
+        take_named(low, x, named)
         return
     of = low.like(source)
     ints = _of_each(low, index, dim, of)

@@ -47,7 +47,8 @@ def _top(low: AbstractLowering, x: fx.Node) -> None:
     names, found = (low.room(rows, late=late) for _ in range(2))
     ways = (Way.PAIR_TOP, names, (value,)), (Way.PAIR_TAKE, found, (value, names))
     for way, out, reads in ways:
-        low.step(way, out, *reads, kind=BUNDLES, late=late, inside=True, width=1, many=many)
+        how = {"width": 1, "many": many, "number": -math.inf}
+        low.step(way, out, *reads, kind=BUNDLES, late=late, inside=True, **how)
     low.values[x] = [found, NamedMembers(names)]
 
 
@@ -61,6 +62,18 @@ def put_named(low: AbstractLowering, x: fx.Node, named: NamedMembers) -> None:
         raise Refused("an axis is scattered")
     out = low.values[x] = low.room(like, late=late)
     _named(low, Way.PAIR_PUT, out, low.whole(came, late=late), named, 1, late=late)
+
+
+def take_named(low: AbstractLowering, x: fx.Node, named: NamedMembers) -> None:
+    """What the pairs with members have that these numbers name."""
+    args: Any = x.args
+    source, dim, late = args[0], args[1], low.late(x)
+    like = low.like(source)
+    at = like.second >= 0 and dim % len(low.shapes[x]) == like.pair[1] and like.width == 1
+    if not at or named.whole:
+        raise Refused("an axis is gathered")
+    out = low.values[x] = low.room(low.like(x), late=late)
+    _named(low, Way.PAIR_TAKE, out, low.whole(source, late=late), named, 1, late=late)
 
 
 def among_all(low: AbstractLowering, x: fx.Node) -> NamedMembers | None:

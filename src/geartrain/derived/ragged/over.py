@@ -40,7 +40,7 @@ def sums_rows(low: AbstractLowering, x: fx.Node) -> bool:
     if x.target is not aten.sum.dim_IntList:
         return False
     like, rank = low.like(args[0]), len(low.shapes[args[0]])
-    dims = [d % rank for d in args[1]]
+    dims = [d % rank for d in args[1] if low.shapes[args[0]][d] != 1]
     rows = [k for k in range(rank) if like.tail_axis(k) < 0]
     return like.kind != NO_ROWS and not like.merged and sorted(dims) == rows
 
@@ -87,6 +87,13 @@ def _sum(low: AbstractLowering, x: fx.Node) -> None:
     like, late, rank = low.like(args[0]), low.late(x), len(low.shapes[args[0]])
     dims, mean = sorted(d % rank for d in args[1]), x.target is aten.mean.dim
     value = low.whole(args[0], late=late)
+    rows = [d for d in range(rank) if like.tail_axis(d) < 0]
+    if late and not mean and low.like(x).kind == NO_ROWS and set(rows) < set(dims):
+        dims = [d for d in dims if d not in rows]
+        to = Axes(like.kind, like.times, _without(like, dims), 1)
+        low.summed[x] = _reduced(low, value, like, dims, to, mean=False, late=late)
+        low.values[x] = None
+        return
     if late and not mean and _over_bundles(low, x, dims):
         dims = [d for d in dims if like.tail_axis(d) >= 0]
         if dims:

@@ -128,6 +128,14 @@ class Axes:
         rows = self.rows
         return -1 if dim in rows else dim - sum([k < dim for k in rows]) + self.merged
 
+    def behind_rows(self, tail: tuple[int, ...]) -> tuple[int, ...]:
+        """The axes of what has no rows, as it is read for these, without those of rows."""
+        tail = (1,) * (self.rank - len(tail)) + tail
+        if len(tail) > self.rank or any(tail[k] != 1 for k in self.rows):
+            raise Refused("axes that do not fit")
+        found = tuple(n for k, n in enumerate(tail) if k not in self.rows)
+        return (1, *found) if self.merged else found
+
 
 @final
 @dataclass(frozen=True, slots=True)

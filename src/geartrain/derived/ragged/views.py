@@ -33,6 +33,7 @@ from geartrain.derived.ragged.values import (
     NamedMembers,
     RaggedValue,
 )
+from geartrain.derived.steps.matmul import swaps
 from geartrain.derived.steps.places import Refused
 from geartrain.native.fused import Op
 
@@ -313,7 +314,7 @@ def _put_back(low: AbstractLowering, x: fx.Node) -> None:
 
 
 def _turn(low: AbstractLowering, x: fx.Node) -> None:
-    """Axes change places: that of members, and those of one entry."""
+    """Axes change places; of those of members, and of one entry, nothing moves."""
     source: Any = x.args[0]
     known, shape = low.values.get(source), low.shapes[source]
     if isinstance(known, Constant | MostOf) or known is None:
@@ -329,18 +330,23 @@ def _turn(low: AbstractLowering, x: fx.Node) -> None:
     mine, like = low.like(source), low.like(x)
     places = [mine.tail_axis(k) for k in order if shape[k] != 1]
     own = [k for k in places if k >= 0]
-    if own != sorted(own) or (like.kind, like.times) != (mine.kind, mine.times):
+    if (like.kind, like.times) != (mine.kind, mine.times):
         raise Refused("axes change places")
     if mine.kind == NO_ROWS:
         raise Refused("axes of a weight change places")
     if mine.merged != like.merged:
         raise Refused("axes change places")
-    if isinstance(known, HeldValue):
+    if isinstance(known, HeldValue) and own == sorted(own):
         low.values[x] = replace(known, tail=like.tail)
         return
     value, order = low.value(source, late=low.late(x)), order_of(x, len(shape))
     if mine.second >= 0 and order.index(mine.pair[0]) > order.index(mine.pair[1]):
         value = turned(low, value, late=low.late(x))
+    for some in () if value.one else swaps(own):
+        many, inner, rest = (math.prod(mine.tail[k] for k in axes) for axes in some)
+        moved = low.room(like, late=low.late(x))
+        low.plain(Op.TURN, moved, value, many=many, inner=inner, number=rest, late=low.late(x))
+        value = moved
     low.values[x] = replace(value, tail=like.tail)
 
 

@@ -83,10 +83,10 @@ def _turn(places: Places, x: fx.Node) -> None:
     if real == sorted(real):
         places.values[x] = replace(source, like=like)
         return
-    swaps = list(_swaps(real))
+    every = list(swaps(real))
     source = places.value(args[0])
-    for k, some in enumerate(swaps):
-        out = places.out(x) if k == len(swaps) - 1 else places.spare(like)
+    for k, some in enumerate(every):
+        out = places.out(x) if k == len(every) - 1 else places.spare(like)
         many, inner, rest = (math.prod(tail[d] for d in axes) for axes in some)
         places.add(Op.TURN, out, source.at, many=many, inner=inner, number=rest)
         source = out
@@ -112,7 +112,7 @@ def _order(x: fx.Node, rank: int) -> list[int]:
     return order
 
 
-def _swaps(order: Sequence[int]) -> Iterator[tuple[list[int], list[int], list[int]]]:
+def swaps(order: Sequence[int]) -> Iterator[tuple[list[int], list[int], list[int]]]:
     """Neighbours that change places, one pair after the other, and what comes after them."""
     now = sorted(order)
     for k, d in enumerate(order):

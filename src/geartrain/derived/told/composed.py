@@ -24,12 +24,20 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor | None:
-    if enable_gqa or (is_causal and attn_mask is not None):
+    if is_causal and attn_mask is not None:
         return None
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+    if enable_gqa:
+        key, value = _for_all_heads(query, key, value)
     share = _shares(_scores(query, key, scale), attn_mask, keeps=True, dead=False)
     return (functional.dropout(share, dropout_p) if dropout_p else share) @ value
+
+
+def _for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of groups of heads, for each head."""
+    times = query.shape[-3] // key.shape[-3], query.shape[-3] // value.shape[-3]
+    return key.repeat_interleave(times[0], -3), value.repeat_interleave(times[1], -3)
 
 
 def _scores(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
@@ -176,8 +184,7 @@ def _attention_within(
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
     if enable_gqa:
-        times = query.shape[-3] // key.shape[-3], query.shape[-3] // value.shape[-3]
-        key, value = key.repeat_interleave(times[0], -3), value.repeat_interleave(times[1], -3)
+        key, value = _for_all_heads(query, key, value)
     share = _shares(_scores(query, key, scale), attn_mask, keeps=True)
     return (functional.dropout(share, dropout_p) if dropout_p else share) @ value
 

@@ -57,6 +57,8 @@ def _einsum(equation: Any, *operands: Any) -> Tensor:
         return torch.einsum(equation, *operands)
     if not others:
         found = _by_map(a, b, out, *operands) or _by_map(b, a, out, *operands[::-1])
+        found = found or _by_entries(a, b, out, *operands)
+        found = found or _by_entries(b, a, out, *operands[::-1])
         return torch.einsum(equation, *operands) if found is None else found[0]
     rest = set("".join([*others, out]))
     between = "".join([x for x in dict.fromkeys(out[0] + a + b) if x in rest and x in a + b])
@@ -98,6 +100,25 @@ def _by_map(a: str, b: str, out: str, rows: Tensor, weight: Tensor) -> tuple[Ten
     flat = weight.permute([b.index(k) for k in (*its, *met)]).reshape(-1, x.shape[-1])
     y = torch.nn.functional.linear(x, flat).view([sizes[k] for k in (*mine, *its)])
     return (y.permute([(mine + its).index(k) for k in out]),)
+
+
+def _by_entries(a: str, b: str, out: str, one: Tensor, other: Tensor) -> tuple[Tensor] | None:
+    """A product entry by entry, some axes of which are added up: of what has the same axes, or of
+    rows and what has some of theirs, for all rows the same. None: it is no such."""
+    single = all(len(set(x)) == len(x) for x in (a, b, out)) and a[:1] == out[0]
+    same = set(a) == set(b) or (out[0] not in b and set(b) < set(a))
+    if not single or not same or not set(a) & set(b) & set(out):
+        return None
+    sizes = dict(zip(b, other.shape, strict=True))
+    y = one * _in_order(other, b, a).reshape([sizes.get(k, 1) for k in a])
+    gone = [k for k, letter in enumerate(a) if letter not in out]
+    return (_in_order(y.sum(gone) if gone else y, [x for x in a if x in out], out),)
+
+
+def _in_order(x: Tensor, axes: Sequence[str], every: Sequence[str]) -> Tensor:
+    """With the axes that it has in the order of all."""
+    order = [axes.index(k) for k in every if k in axes]
+    return x if order == sorted(order) else x.permute(order)
 
 
 def _product(x: Tensor, dim: Any = None, keepdim: bool = False, **how: Any) -> Tensor:
