@@ -14,11 +14,13 @@ from geartrain.native import library, pool
 from geartrain.nodes.loop import arenas, buffers
 from geartrain.nodes.loop import native as loop_native
 from geartrain.nodes.loop.arenas import NO_MEMORY, PassingMemory, RowMemory, nbytes_of
+from geartrain.nodes.loop.back import NativeReturn
 from geartrain.nodes.loop.bound import CalledModules
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.module import TurnModule
+from geartrain.nodes.loop.native import NativeCalls
 from geartrain.nodes.loop.turn import Turn
 from tests.rigs.called import CASES, cell, sets, turning, unsure
 from tests.rigs.passes import Order, Outcome, accumulate, assert_same_gradients
@@ -280,6 +282,33 @@ def test_inputs_of_calls_that_are_over_lie_where_those_of_others_do() -> None:
     assert other.lie(passing) and other.fleeting.rows == 500
     assert one.lie(passing)  # it lay where nobody else does any more
     assert one.fleeting.pointers[0] == other.fleeting.pointers[0]
+
+
+@pytest.mark.usefixtures("needs_kernels")
+@pytest.mark.parametrize("name", ["words that are made", "experts in a loop that decides"])
+def test_inputs_that_no_way_back_reads_are_gone_when_calls_go_back(
+    name: str, native: library.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay: list[list[int]] = []
+    left: list[int] = []
+    make_calls, begin = NativeCalls._make, NativeReturn.begin
+
+    def making(self: NativeCalls, *given: Any) -> int:
+        lay.append([one.fleeting.pointers[0] for one in self._fleeting.values()])
+        return make_calls(self, *given)
+
+    def beginning(self: NativeReturn, *given: Any) -> None:
+        modules = self._modules.callable
+        left.extend(one.fleeting.rows for one in modules if isinstance(one, TurnModule))
+        begin(self, *given)
+
+    monkeypatch.setattr(NativeCalls, "_make", making)
+    monkeypatch.setattr(NativeReturn, "begin", beginning)
+    make, data = CASES[name]
+    accumulate(make("whole"), data(), Order(max_active=3))
+    assert max(map(len, lay)) > 1
+    assert all(len({*places}) < 2 for places in lay)
+    assert left and not any(left)
 
 
 def test_rows_of_lent_memory_lie_where_it_says() -> None:
