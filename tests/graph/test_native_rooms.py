@@ -146,7 +146,7 @@ def test_buffers_that_were_expected_to_do_grow_by_a_quarter(native: library.Libr
         numbers.more(0, 1)
         assert held.reserve_rows(0)[0].shape[0] == room
         memory, layout = RowMemory([], 64), SimpleNamespace(blocks=[])
-        one: Any = SimpleNamespace(arena=memory, fleeting=memory, size=64, layout=layout)
+        one: Any = SimpleNamespace(arena=memory, call_rows=64, size=64, layout=layout)
         TurnModule.reserve(one, expected, 1, 1)
         assert one.arena.rows == room
 

@@ -13,12 +13,14 @@ from torch import Tensor
 from geartrain.native import library, pool
 from geartrain.nodes.loop import arenas, buffers, hoisting
 from geartrain.nodes.loop import native as loop_native
-from geartrain.nodes.loop.arenas import PassingMemory, RowMemory, nbytes_of
+from geartrain.nodes.loop.arenas import NO_MEMORY, PassingMemory, RowMemory, nbytes_of
+from geartrain.nodes.loop.back import NativeReturn
 from geartrain.nodes.loop.bound import CalledModules
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.module import TurnModule
+from geartrain.nodes.loop.native import NativeCalls
 from geartrain.nodes.loop.turn import Turn
 from tests.rigs.called import CASES, cell, sets, turning, unsure
 from tests.rigs.passes import Order, Outcome, accumulate, assert_same_gradients
@@ -247,9 +249,10 @@ def test_larger_memory_of_a_module_lies_where_the_smaller_one_lay() -> None:
     row = pool.LEAST // 8
     blocks = [arenas.Block(torch.uint8, (row,))]
     layout: Any = SimpleNamespace(blocks=blocks, fleeting_blocks=blocks)
-    module = TurnModule(0, None, None, layout)
+    module, passing = TurnModule(0, None, None, layout), PassingMemory()
     before = pool.shared.nbytes()
     module.reserve(0, 8, 8)
+    assert module.lie(passing) and not module.lie(passing)
     most: list[int] = []
     empty = pool.MemoryPool.empty
 
@@ -261,7 +264,52 @@ def test_larger_memory_of_a_module_lies_where_the_smaller_one_lay() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool.MemoryPool, "empty", noted)
         module.reserve(0, 16, 16)
-    assert most == [28 * row, 36 * row]  # of a call it has a quarter more
+        module.fleeting = NO_MEMORY
+        assert module.lie(passing) and module.fleeting.rows == 20
+    assert most == [24 * row, 36 * row]  # of a call it has a quarter more
+
+
+def test_inputs_of_calls_that_are_over_lie_where_those_of_others_do() -> None:
+    blocks = [arenas.Block(torch.float64, (3,)), arenas.Block(torch.int64, ())]
+    layout: Any = SimpleNamespace(blocks=[], fleeting_blocks=blocks)
+    one, other = (TurnModule(k, None, None, layout) for k in range(2))
+    passing = PassingMemory()
+    for module, n in ((one, 5), (other, 4)):
+        module.reserve(0, n, n)
+        assert module.lie(passing) and module.fleeting.rows == n
+        assert not module.lie(passing)
+    assert one.fleeting.pointers[0] == other.fleeting.pointers[0]
+    other.reserve(0, 400, 400)
+    assert other.lie(passing) and other.fleeting.rows == 500
+    assert one.lie(passing)  # it lay where nobody else does any more
+    assert one.fleeting.pointers[0] == other.fleeting.pointers[0]
+
+
+@pytest.mark.usefixtures("needs_kernels")
+@pytest.mark.parametrize("name", ["words that are made", "experts in a loop that decides"])
+def test_inputs_that_no_way_back_reads_are_gone_when_calls_go_back(
+    name: str, native: library.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay: list[list[int]] = []
+    left: list[int] = []
+    make_calls, begin = NativeCalls._make, NativeReturn.begin
+
+    def making(self: NativeCalls, *given: Any) -> int:
+        lay.append([one.fleeting.pointers[0] for one in self._fleeting.values()])
+        return make_calls(self, *given)
+
+    def beginning(self: NativeReturn, *given: Any) -> None:
+        modules = self._modules.callable
+        left.extend(one.fleeting.rows for one in modules if isinstance(one, TurnModule))
+        begin(self, *given)
+
+    monkeypatch.setattr(NativeCalls, "_make", making)
+    monkeypatch.setattr(NativeReturn, "begin", beginning)
+    make, data = CASES[name]
+    accumulate(make("whole"), data(), Order(max_active=3))
+    assert max(map(len, lay)) > 1
+    assert all(len({*places}) < 2 for places in lay)
+    assert left and not any(left)
 
 
 def test_rows_of_lent_memory_lie_where_it_says() -> None:

@@ -73,7 +73,7 @@ class Block:
 class PassingMemory:
     """Memory that is lent in ranges, until all of them are done with; then it is lent anew.
 
-    Between turns there is none.
+    Between turns there is none of the pool's.
     """
 
     __slots__ = ("_memory", "_most", "_used")
@@ -91,8 +91,10 @@ class PassingMemory:
             self._memory = pool.shared.empty((few_more(nbytes, self._most),), torch.uint8)
 
     def rest(self) -> None:
-        """A turn is over."""
-        self._memory, self._used = _NOTHING, 0
+        """A turn is over. So little that it is malloc's stays, and with it where all of it lies."""
+        self._used = 0
+        if self._memory.nbytes >= pool.LEAST:
+            self._memory = _NOTHING
 
     def lend(self, nbytes: int) -> tuple[Tensor, int]:
         """So many bytes: of which memory, and the first of them there."""
@@ -101,6 +103,20 @@ class PassingMemory:
             return pool.shared.empty((nbytes,), torch.uint8), 0
         self._used = end
         return self._memory, first
+
+    def of_call(self, blocks: Sequence[Block], rows: int, before: RowMemory) -> RowMemory:
+        """Memory for rows of one call, which is over before another one begins: that of all lies in
+        the same place.
+
+        Args:
+            blocks: What has rows.
+            rows: For so many.
+            before: What the same module had; if that still lies there, it is used again.
+        """
+        if rows <= before.rows and before.lies_in(self._memory):
+            return before
+        self.begin(nbytes_of(blocks, rows))
+        return RowMemory(blocks, rows, self)
 
 
 def nbytes_of(blocks: Sequence[Block], rows: int) -> int:
@@ -187,6 +203,10 @@ class RowMemory:
     def is_alone(self) -> bool:
         """Whether nobody has a view of it; False if nobody can tell."""
         return pool.is_alone(self._memory, len(self._typed) - 1)
+
+    def lies_in(self, memory: Tensor) -> bool:
+        """Whether that is the memory it was lent."""
+        return self._memory is memory
 
     def nbytes(self) -> int:
         """Of all."""

@@ -11,7 +11,14 @@ from torch import Tensor
 from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.native.calls import SEEDS, Home
 from geartrain.nodes.kernel import AbstractKernel
-from geartrain.nodes.loop.arenas import ENOUGH, MUCH_MORE, NO_MEMORY, RowMemory, larger
+from geartrain.nodes.loop.arenas import (
+    ENOUGH,
+    MUCH_MORE,
+    NO_MEMORY,
+    PassingMemory,
+    RowMemory,
+    larger,
+)
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import CallLayout
 from geartrain.nodes.loop.plan import RowNumbers
@@ -35,8 +42,10 @@ class TurnModule:
     __slots__ = (
         "_at",
         "_begins",
+        "_lay",
         "_moved",
         "arena",
+        "call_rows",
         "fleeting",
         "inner",
         "kernel",
@@ -51,20 +60,21 @@ class TurnModule:
     ) -> None:
         self.number, self.inner, self.kernel, self.layout = number, inner, kernel, layout
         self.arena, self.fleeting = NO_MEMORY, NO_MEMORY
+        self.call_rows = 0
+        """For so many rows of one call there is to be room."""
         self.size = 0
         """Rows so far."""
         self.slots: list[IntArray] = []
         """Of the instances of its rows."""
         self._at: object = None  # stands for its addresses, as they were written last
         self._moved, self._begins = -1, True
+        self._lay: list[int] = []  # where the inputs lay that no way back reads
 
     def renew(self, inner: Inner | None, kernel: AbstractKernel | None) -> None:
         """Begin another turn, with the memory of the one before as far as nobody else has it."""
         self.inner, self.kernel = inner, kernel
         if self.arena.rows > MUCH_MORE * self.size or not self.arena.is_alone:
             self.arena, self._at = NO_MEMORY, None
-        if self.fleeting.rows and not self.fleeting.is_alone:
-            self.fleeting, self._at = NO_MEMORY, None
         self.size, self.slots, self._begins = 0, [], True
 
     @property
@@ -95,15 +105,24 @@ class TurnModule:
             most: Of one call.
         """
         room, end = self.arena.rows, self.size + more
-        if most > self.fleeting.rows:
-            rows = most + (most >> 2) if self.fleeting.rows else most
-            self.fleeting, self._at = NO_MEMORY, None  # so that it may lie there
-            self.fleeting = RowMemory(self.layout.fleeting_blocks, rows)
+        if most > self.call_rows:
+            self.call_rows = most + (most >> 2) if self.call_rows else most
         if self.size and end > room:
             self.arena, self._at = self.arena.grown(larger(room, end, n), self.size), None
         elif not self.size and max(end, int(n * ENOUGH)) > room:
             self.arena, self._at = NO_MEMORY, None
             self.arena = RowMemory(self.layout.blocks, max(end, n))
+
+    def lie(self, passing: PassingMemory) -> bool:
+        """Have inputs that no way back reads where those of any call lie; whether they have lain
+        elsewhere."""
+        before, blocks = self.fleeting, self.layout.fleeting_blocks
+        self.fleeting = passing.of_call(blocks, self.call_rows, before)
+        if self.fleeting is before:
+            return False
+        if self.fleeting.pointers != self._lay:
+            self._at, self._lay = None, self.fleeting.pointers
+        return True
 
     def place(self, held: FiringTensors) -> None:
         """Write where everything lies that the forward reads and writes, unless it is written."""
@@ -123,10 +142,13 @@ class TurnModule:
         not."""
         block, fleeting = self.layout.block.items(), self.layout.fleeting.items()
         found = {i: self.arena.view(k, first, n) for (how, i), k in block if how == "input"}
-        found |= {i: self.fleeting.view(k, 0, n) for (_, i), k in fleeting}
+        if self.fleeting.rows:
+            found |= {i: self.fleeting.view(k, 0, n) for (_, i), k in fleeting}
         kinds = self.layout.kinds
         found |= {
-            i: torch.empty((n, *kinds[i][1]), dtype=kinds[i][0]) for i in self.layout.form.lies
+            i: torch.empty((n, *kinds[i][1]), dtype=kinds[i][0])
+            for i in [*[i for _, i in fleeting], *self.layout.form.lies]
+            if i not in found
         }
         return tuple([found[i] for i in sorted(found)])
 

@@ -29,7 +29,7 @@ from geartrain.native import calls, library, pool
 from geartrain.native.fused import LACKING
 from geartrain.native.rows import pointer
 from geartrain.nodes.chance import row_seeds
-from geartrain.nodes.loop.arenas import few_more
+from geartrain.nodes.loop.arenas import NO_MEMORY, few_more
 from geartrain.nodes.loop.back import NativeReturn
 from geartrain.nodes.loop.bound import CalledModules, Chosen, Stage
 from geartrain.nodes.loop.buffers import FiringTensors
@@ -94,7 +94,7 @@ class NativeCalls:
         self._expected, self._hoists = expected, hoists
         rest = able, chosen, expected, hoists.most, room.modules
         self._modules = CalledModules(turn, held, tables, inner, *rest)
-        self._passing, self._room = room.passing, room.between
+        self._passing, self._room, self._inputs = room.passing, room.between, room.inputs
         self._return = NativeReturn(turn, held, tables, self._modules, room.passing)
         self._words = CallWords(room.words)
         self._records = np.zeros((0, calls.CALL_WORDS), np.int64)
@@ -103,6 +103,7 @@ class NativeCalls:
         self._ends_at, self._begins = -1, list[int]()  # where those end that are next, and begin
         self._of: list[int] = []  # by call that is planned, its module; -1: it is not for C
         self._planned: dict[int, IntArray] = {}
+        self._fleeting: dict[int, TurnModule] = {}  # with inputs that no way back reads
         self.count = 0
         """Calls made so far."""
 
@@ -115,8 +116,9 @@ class NativeCalls:
         """What the next turn may use again, as this one is over."""
         modules = {module.number: module for module in self._modules.callable}
         words, passing = self._words.leave(), self._passing
+        self._rest()
         passing.rest()
-        return TurnRoom(self._held.leave(), modules, words, self._room, passing)
+        return TurnRoom(self._held.leave(), modules, words, self._room, passing, self._inputs)
 
     # Forward, where all calls are known before
 
@@ -271,7 +273,7 @@ class NativeCalls:
         module, plan, n = self._modules[k], self._turn.plan.numbers, len(rows)
         module.reserve(few_more(n, self._expected.get(k, 0)), n, max(sizes))
         module.add(rows, columns)
-        module.place(self._held)
+        self._place(module)
         made = module.layout.into
         if len(sizes) == 1:
             at = self._words.written(self._words.told(some, 0))
@@ -335,7 +337,23 @@ class NativeCalls:
         n = rows.numbers.size
         module.reserve(self._expected.get(module.number, 0), n, n)
         module.add(rows, self._modules.columns(called.stage, rows) if layout.columns else ())
+        self._place(module)
+
+    def _place(self, module: AnyModule) -> None:
+        """Write where everything lies that a module's forward reads and writes."""
+        if isinstance(module, TurnModule) and module.layout.fleeting_blocks:
+            self._fleeting[module.number] = module
+            if module.lie(self._inputs):  # elsewhere, then, and so do the others
+                for one in self._fleeting.values():
+                    one.lie(self._inputs)
+                    one.place(self._held)
         module.place(self._held)
+
+    def _rest(self) -> None:
+        """All calls have been made: inputs that no way back reads are done with."""
+        for module in self._fleeting.values():
+            module.fleeting = NO_MEMORY
+        self._inputs.rest()
 
     def _make(self, first: int, records: Sequence[Sequence[int]]) -> int:
         """Make calls.
@@ -470,6 +488,7 @@ class NativeCalls:
     def _back(self, begin: int, end: int, got: Got, updates: Updates) -> None:
         assert self._listed is not None
         records, tables = self._listed[begin:end], self._tables
+        self._rest()
         self._return.begin(records, updates)
         room, much = self._extent(records, forward=False)
         assert self._modules.dtype is not None

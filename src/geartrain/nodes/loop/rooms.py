@@ -36,6 +36,7 @@ class TurnRoom:
         words: Row numbers and where they lie, as C has read them.
         between: What calls have in common for what they compute in between, or None.
         passing: What the way back makes, until it is added up; how much that was.
+        inputs: Likewise those of one call that no way back reads.
     """
 
     buffers: LeftBuffers | None = None
@@ -43,6 +44,7 @@ class TurnRoom:
     words: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     between: Tensor | None = None
     passing: PassingMemory = field(default_factory=PassingMemory)
+    inputs: PassingMemory = field(default_factory=PassingMemory)
 
     def without_memory(self) -> TurnRoom:
         """What was found out alone: how modules are called, and the kinds of values."""
