@@ -72,9 +72,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     before = LoopNode._turn
 
-    def turn(self: LoopNode, slots: Any, came: Any, parts: Any, **how: bool) -> Any:
+    def turn(self: LoopNode, slots: Any, came: Any, parts: Any, listing: Any) -> Any:
         found.append(parts is not None)
-        return before(self, slots, came, parts, **how)
+        return before(self, slots, came, parts, listing)
 
     monkeypatch.setattr(LoopNode, "_turn", turn)
     return found

@@ -23,7 +23,7 @@ from geartrain.nodes.loop.arenas import NO_MEMORY, few_more
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.door import Came, LoopDoor
 from geartrain.nodes.loop.listing import Listing, RowsSeen
-from geartrain.nodes.loop.module import TurnModule
+from geartrain.nodes.loop.module import NativeKept, TurnModule
 from geartrain.nodes.loop.native import NativeCalls
 from geartrain.nodes.loop.numbers import Numbers
 from geartrain.nodes.loop.several import SeveralModule
@@ -31,6 +31,14 @@ from geartrain.nodes.loop.turn import Turn
 from tests.rigs.called import CASES, WIDTH, cell, sets, turning
 from tests.rigs.passes import Order, accumulate
 from tests.rigs.passing import noted_asking
+
+
+class Modules(list[Any]):
+    """Those of a turn, all of which C calls."""
+
+    @property
+    def callable(self) -> list[Any]:
+        return self
 
 
 def test_a_few_more_are_as_many_as_there_have_been_or_a_quarter() -> None:
@@ -52,12 +60,13 @@ def test_calls_go_back_in_equal_shares(
     monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], shares: Sequence[int]
 ) -> None:
     monkeypatch.setattr(loop_native, "BYTES_BACK", 40)
-    module = SimpleNamespace(nbytes_back=lambda first, n: sizes[first])
-    calls: Any = SimpleNamespace(made=lambda _: True, _modules=[module])
+    module = SimpleNamespace(number=0, nbytes_back=lambda first, n: sizes[first])
+    kept: list[Any] = [NativeKept.__new__(NativeKept) for _ in sizes]
+    calls: Any = SimpleNamespace(_turn=SimpleNamespace(kept=kept), _modules=Modules([module]))
     listed = [[0, 1, k] for k in range(len(sizes))]
     begins = [*NativeCalls._shares(calls, len(sizes), listed), len(sizes)]
     assert [end - begin for begin, end in pairwise(begins)] == shares
-    calls.made = lambda number: number > 0
+    kept[0] = None
     if len(sizes) > 1:  # one that Python has made goes back by itself
         assert NativeCalls._shares(calls, len(sizes), listed)[0] == 1
 

@@ -295,7 +295,7 @@ def test_inputs_that_no_way_back_reads_are_gone_when_calls_go_back(
     make_calls, begin = NativeCalls._make, NativeReturn.begin
 
     def making(self: NativeCalls, *given: Any) -> int:
-        lay.append([one.fleeting.pointers[0] for one in self._fleeting.values()])
+        lay.append([one.fleeting.pointers[0] for one in self._inputs.modules.values()])
         return make_calls(self, *given)
 
     def beginning(self: NativeReturn, *given: Any) -> None:

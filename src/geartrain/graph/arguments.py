@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import getattr_static
 from numbers import Integral
 from typing import Any, Final
 
@@ -123,7 +124,7 @@ def function_and_part(
         came = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
         raise TypeError(f"{verb}() takes a module, a function or a Part, not {came}")
     if isinstance(module, nn.Module) and "forward" not in vars(module):
-        if type(module).forward is nn.Module.forward:
+        if getattr_static(type(module), "forward") is nn.Module.forward:  # jitted ones have none
             raise TypeError(
                 f"{verb}() got {type(module).__name__}, which has no forward: give the modules in "
                 "it one by one, each its own way behind route(), or a module whose forward calls "

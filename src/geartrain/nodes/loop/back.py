@@ -122,3 +122,18 @@ class NativeReturn:
                 for number, j in layout.looks_at:
                     self._read_back.setdefault(number, set()).add(j)
         return None if self._looks_back else self._read_back.get(value, ())
+
+
+def equal_shares(sizes: Sequence[int], most: int) -> list[int]:
+    """Where to cut what has these sizes, so that shares are as equal as may be, and as few as there
+    have to be if each is to have about that much at the most."""
+    cuts: list[int] = []
+    total, before = sum(sizes), 0
+    if total <= most:
+        return cuts
+    share = total / -(-total // most)
+    for k, size in enumerate(sizes):
+        if before and before + size > share * (len(cuts) + 1):
+            cuts.append(k)
+        before += size
+    return cuts

@@ -29,15 +29,15 @@ from geartrain.native import calls, library, pool
 from geartrain.native.fused import LACKING
 from geartrain.native.rows import pointer
 from geartrain.nodes.chance import row_seeds
-from geartrain.nodes.loop.arenas import NO_MEMORY, few_more
-from geartrain.nodes.loop.back import NativeReturn
+from geartrain.nodes.loop.arenas import few_more
+from geartrain.nodes.loop.back import NativeReturn, equal_shares
 from geartrain.nodes.loop.bound import CalledModules, Chosen, Stage
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.hoisting import Hoists, call_in_two, shared_rows
 from geartrain.nodes.loop.module import NativeKept, TurnModule, by_module
 from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, joined
 from geartrain.nodes.loop.reads import ReadTensor, Whence
-from geartrain.nodes.loop.rooms import AnyModule, TurnRoom
+from geartrain.nodes.loop.rooms import AnyModule, CallInputs, TurnRoom
 from geartrain.nodes.loop.several import SeveralModule
 from geartrain.nodes.loop.stories import story_of
 from geartrain.nodes.loop.tables import Tables
@@ -94,7 +94,8 @@ class NativeCalls:
         self._expected, self._hoists = expected, hoists
         rest = able, chosen, expected, hoists.most, room.modules
         self._modules = CalledModules(turn, held, tables, inner, *rest)
-        self._passing, self._room, self._inputs = room.passing, room.between, room.inputs
+        self._passing, self._room = room.passing, room.between
+        self._inputs = CallInputs(room.inputs)
         self._return = NativeReturn(turn, held, tables, self._modules, room.passing)
         self._words = CallWords(room.words)
         self._records = np.zeros((0, calls.CALL_WORDS), np.int64)
@@ -103,7 +104,6 @@ class NativeCalls:
         self._ends_at, self._begins = -1, list[int]()  # where those end that are next, and begin
         self._of: list[int] = []  # by call that is planned, its module; -1: it is not for C
         self._planned: dict[int, IntArray] = {}
-        self._fleeting: dict[int, TurnModule] = {}  # with inputs that no way back reads
         self.count = 0
         """Calls made so far."""
 
@@ -116,9 +116,9 @@ class NativeCalls:
         """What the next turn may use again, as this one is over."""
         modules = {module.number: module for module in self._modules.callable}
         words, passing = self._words.leave(), self._passing
-        self._rest()
+        inputs = self._inputs.rest()
         passing.rest()
-        return TurnRoom(self._held.leave(), modules, words, self._room, passing, self._inputs)
+        return TurnRoom(self._held.leave(), modules, words, self._room, passing, inputs)
 
     # Forward, where all calls are known before
 
@@ -342,18 +342,8 @@ class NativeCalls:
     def _place(self, module: AnyModule) -> None:
         """Write where everything lies that a module's forward reads and writes."""
         if isinstance(module, TurnModule) and module.layout.fleeting_blocks:
-            self._fleeting[module.number] = module
-            if module.lie(self._inputs):  # elsewhere, then, and so do the others
-                for one in self._fleeting.values():
-                    one.lie(self._inputs)
-                    one.place(self._held)
+            self._inputs.lie(module, self._held)
         module.place(self._held)
-
-    def _rest(self) -> None:
-        """All calls have been made: inputs that no way back reads are done with."""
-        for module in self._fleeting.values():
-            module.fleeting = NO_MEMORY
-        self._inputs.rest()
 
     def _make(self, first: int, records: Sequence[Sequence[int]]) -> int:
         """Make calls.
@@ -474,21 +464,12 @@ class NativeCalls:
             self._modules[k].nbytes_back(first, n) if (row := back[k]) is None else n * row
             for k, n, first, *_ in reversed(listed[begin:end])
         ]
-        cuts: list[int] = []
-        total, nbytes = sum(sizes), 0
-        if total <= BYTES_BACK:
-            return [begin]
-        share = total / max(-(-total // BYTES_BACK), 1)
-        for k, more in enumerate(sizes):
-            if nbytes and nbytes + more > share * (len(cuts) + 1):
-                cuts.append(end - k)
-            nbytes += more
-        return [begin, *reversed(cuts)]
+        return [begin, *[end - k for k in reversed(equal_shares(sizes, BYTES_BACK))]]
 
     def _back(self, begin: int, end: int, got: Got, updates: Updates) -> None:
         assert self._listed is not None
         records, tables = self._listed[begin:end], self._tables
-        self._rest()
+        self._inputs.rest()
         self._return.begin(records, updates)
         room, much = self._extent(records, forward=False)
         assert self._modules.dtype is not None

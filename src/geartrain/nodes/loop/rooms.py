@@ -17,12 +17,46 @@ import numpy as np
 from torch import Tensor
 
 from geartrain.frames.message import IntArray
-from geartrain.nodes.loop.arenas import PassingMemory
-from geartrain.nodes.loop.buffers import LeftBuffers
+from geartrain.nodes.loop.arenas import NO_MEMORY, PassingMemory
+from geartrain.nodes.loop.buffers import FiringTensors, LeftBuffers
 from geartrain.nodes.loop.module import TurnModule
 from geartrain.nodes.loop.several import SeveralModule
 
 AnyModule: TypeAlias = TurnModule | SeveralModule
+
+
+@final
+class CallInputs:
+    """Inputs of calls that no way back reads, of all modules of a turn: as calls are made one after
+    the other, they lie in one memory.
+
+    Args:
+        memory: In which.
+    """
+
+    __slots__ = ("_memory", "modules")
+
+    def __init__(self, memory: PassingMemory) -> None:
+        self._memory = memory
+        self.modules: dict[int, TurnModule] = {}
+        """Those that have such inputs, by number."""
+
+    def lie(self, module: TurnModule, held: FiringTensors) -> None:
+        """Have those of a module lie there; where the memory is another one then, those of the
+        others lie there, too, and that is written."""
+        self.modules[module.number] = module
+        if module.lie(self._memory):
+            for one in self.modules.values():
+                one.lie(self._memory)
+                one.place(held)
+
+    def rest(self) -> PassingMemory:
+        """All calls have been made: nobody has such inputs any more. The memory, for the turn that
+        is next."""
+        for module in self.modules.values():
+            module.fleeting = NO_MEMORY
+        self._memory.rest()
+        return self._memory
 
 
 @final
