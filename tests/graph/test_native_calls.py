@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from geartrain.errors import GeartrainError, WorkerError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph, Stream
-from geartrain.native import calls, library, sums
+from geartrain.native import library, sums
 from geartrain.nodes.loop import native, words
 from geartrain.nodes.loop.bound import CalledModules
 from geartrain.nodes.loop.calls import LoopCalls
@@ -44,6 +44,7 @@ from tests.rigs.called import (
     widest,
 )
 from tests.rigs.passes import Order, accumulate, assert_same_gradients, one_pass
+from tests.rigs.passing import counted_calls
 from tests.rigs.products import halved
 
 FEW = Order(max_active=3)
@@ -73,18 +74,7 @@ def both(name: str, order: Order = FEW) -> tuple[Any, Any]:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Calls that C has made, forward and back."""
-    found = {"forward": 0, "backward": 0}
-    for name in found:
-        before = getattr(calls, name)
-
-        def count(
-            dtype: Any, n: int, *rest: Any, of: str = name, before: Any = before, **much: Any
-        ) -> int:
-            found[of] += n
-            return int(before(dtype, n, *rest, **much))
-
-        monkeypatch.setattr(calls, name, count)
-    return found
+    return counted_calls(monkeypatch)
 
 
 @halved(

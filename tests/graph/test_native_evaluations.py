@@ -11,12 +11,12 @@ import torch
 
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
-from geartrain.native import calls
 from geartrain.nodes.loop import listing
 from geartrain.nodes.loop.native import NativeCalls
 from geartrain.nodes.loop.node import LoopNode
 from tests.rigs.called import CASES, DRAWING, sets
 from tests.rigs.passes import Order, Outcome, accumulate, assert_same_gradients, one_pass
+from tests.rigs.passing import counted_calls
 from tests.rigs.products import halved
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
@@ -27,19 +27,8 @@ ORDER = Order(max_active=3)
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Calls that C has made, forward and back; it is asked from the first one on."""
-    found = {"forward": 0, "backward": 0}
-    for name in found:
-        before = getattr(calls, name)
-
-        def count(
-            dtype: Any, n: int, *rest: Any, of: str = name, before: Any = before, **much: Any
-        ) -> int:
-            found[of] += n
-            return int(before(dtype, n, *rest, **much))
-
-        monkeypatch.setattr(calls, name, count)
     monkeypatch.setattr(listing, "LOOKED", 0)
-    return found
+    return counted_calls(monkeypatch)
 
 
 def evaluated(data: list[Instance], trained: Outcome) -> Outcome:
