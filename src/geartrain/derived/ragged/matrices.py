@@ -92,33 +92,10 @@ def _matrices(low: AbstractLowering, x: fx.Node) -> None:
     ahead, last = 1 if one.merged else 0, 1 if other.merged else 0
     of_members = [a.kind == MEMBERS and a.lead == PADDED and a.at >= 0 for a in (one, other)]
     if all(of_members) and one.at == ahead + 1 and other.at == last:
-        # (p, members) times (members, r)
-        p, r = one.tail[-1], other.tail[-1]
         if one.merged != other.merged:
             raise Refused("a product of matrices")
-        way, inner, rows, numbers = Way.SUM_PRODUCTS, p, left, right
-        if 1 in (p, r):
-            way, inner, rows, numbers = (
-                Way.SUM_TIMES,
-                0,
-                *((right, left) if p == 1 else (left, right)),
-            )
-        out = low.room(Axes(BUNDLES, 1, (heads, p * r), 1), late=late)
-        reads, width = (
-            (low.whole(rows, late=late), low.whole(numbers, late=late)),
-            p * r // max(inner, 1),
-        )
-        low.step(
-            way,
-            out,
-            *reads,
-            kind=BUNDLES,
-            late=late,
-            inside=True,
-            width=width,
-            many=heads,
-            inner=inner,
-        )
+        sizes = one.tail[-1], other.tail[-1]
+        out = _added_up(low, left, right, heads, sizes, late=late)
         low.values[x] = replace(out, times=like.times, row=like.width, tail=like.tail)
         return
     if of_members[0] and one.at == ahead and other.kind == BUNDLES:
@@ -130,6 +107,29 @@ def _matrices(low: AbstractLowering, x: fx.Node) -> None:
     else:
         raise Refused("a product of matrices")
     low.values[x] = replace(out, tail=like.tail)
+
+
+def _added_up(
+    low: AbstractLowering,
+    left: fx.Node,
+    right: fx.Node,
+    heads: int,
+    sizes: tuple[int, int],
+    *,
+    late: bool,
+) -> RaggedValue:
+    """(p, members) times (members, r), for each head of each bundle."""
+    p, r = sizes
+    way, rows, numbers, inner, width = Way.SUM_PRODUCTS, left, right, p, r
+    if 1 in sizes:  # a number for each member, by which its row is multiplied
+        way, inner, width = Way.SUM_TIMES, 0, p * r
+        if p == 1:
+            rows, numbers = right, left
+    out = low.room(Axes(BUNDLES, 1, (heads, p * r), 1), late=late)
+    reads = low.whole(rows, late=late), low.whole(numbers, late=late)
+    how: Any = {"width": width, "many": heads, "inner": inner}
+    low.step(way, out, *reads, kind=BUNDLES, late=late, inside=True, **how)
+    return out
 
 
 def _of_pairs(
@@ -171,19 +171,8 @@ def _met(
     row = replace(each, times=1, row=heads * q * width, tail=(heads, q * width))
     mine, out = low.whole(members, late=late), low.room(like, late=late)
     if 1 not in sizes:
-        low.step(
-            Way.TIMES_MATRIX,
-            out,
-            mine,
-            row,
-            kind=BUNDLES,
-            late=late,
-            inside=True,
-            width=width,
-            many=heads,
-            inner=q,
-            number=float(turned),
-        )
+        how: Any = {"width": width, "many": heads, "inner": q, "number": float(turned)}
+        low.step(Way.TIMES_MATRIX, out, mine, row, kind=BUNDLES, late=late, inside=True, **how)
         return out
     spread = low.spread(row, late=late)
     if width == 1:

@@ -43,13 +43,16 @@ class Layers:
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Of these."""
         found = torch.stack(tuple(parts), 0)
-        self._know(found, parts)
-        self._first[id(found)] = None
+        self._know_stack(found, parts)
         return found
 
     def _know(self, x: Tensor, parts: Sequence[Tensor]) -> None:
         self._parts[id(x)] = parts
         self._held.append(x)
+
+    def _know_stack(self, x: Tensor, parts: Sequence[Tensor], first: Tensor | None = None) -> None:
+        self._know(x, parts)
+        self._first[id(x)] = first
 
     def taken(self, function: Any, args: Sequence[Any], how: Mapping[str, Any]) -> Any:
         """Of a known tensor what a function takes; None: it is another, or takes something else."""
@@ -81,8 +84,7 @@ class Layers:
     def _as_it_was(self, x: Tensor) -> Tensor:
         """What has rows first as torch has it, and known."""
         found = x.transpose(0, 1)
-        self._know(found, x.unbind(1))
-        self._first[id(found)] = x
+        self._know_stack(found, x.unbind(1), x)
         return found
 
     def _within(self, function: Any, args: Sequence[Any]) -> Tensor | None:
@@ -144,8 +146,7 @@ class Layers:
         elif function in _BEFORE and [*args[1:], *how.values()] == [0]:
             self._know(x, [args[0]])
         elif function is torch.stack and [*args[1:], *how.values()] in ([], [0]):
-            self._know(x, list(args[0]))
-            self._first[id(x)] = None
+            self._know_stack(x, list(args[0]))
 
 
 def _writes(function: Any) -> bool:

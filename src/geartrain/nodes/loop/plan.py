@@ -192,7 +192,7 @@ class AbstractStage(ABC):
     def take(self, port: int) -> RowNumbers:
         """All that waits at a port."""
         came, self.waiting[port] = self.waiting[port], []
-        return came[0] if len(came) == 1 else joined(came)
+        return joined(came)
 
     def rows_waiting(self) -> int:
         """How many have come by all ports."""
