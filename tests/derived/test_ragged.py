@@ -23,11 +23,12 @@ from geartrain.derived.ragged.derivation import derive_inside, derive_memory
 from geartrain.derived.ragged.program import RaggedProgram
 from geartrain.derived.steps.lower import MOST_WEIGHTS
 from geartrain.errors import GraphError, ProtocolError
+from geartrain.native.calls import SeveralForm
 from geartrain.nodes.choice import Experience
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.held import Held, Recalled
 from geartrain.nodes.inside import Inside
-from geartrain.nodes.ragged import RaggedModule
+from geartrain.nodes.ragged import AbstractRaggedProgram, RaggedModule
 from geartrain.nodes.remembering import RecordedCall, Remembering, RememberingRead
 from tests.rigs.products import in_pairs
 from tests.rigs.ragged_modules import H, Look, Mix, Pass, Point, Pool, Products
@@ -442,6 +443,34 @@ def test_the_program_of_another_fit_is_taken_as_long_as_settings_are_the_same() 
     assert choice.RaggedChoice(of).program is not None
     module.gain = 2.0
     assert choice.RaggedChoice(of).program is None
+
+
+@pytest.mark.usefixtures("needs_kernels", "soon")
+def test_what_another_fit_made_of_a_program_is_taken_over_if_it_would_be_made_again() -> None:
+    module, experience = Scaled(), Experience()
+    of = RaggedModule("first", module, 0, True, experience)
+    fits = [Remembering(module, [*module.parameters()], choice.RaggedChoice(of))]
+    inputs, inside = (torch.randn(6, H), torch.randn(6, H)), _inside([2, 3, 1])
+    for _ in range(4):
+        fits[0].record(inputs, inside)
+
+    def later() -> tuple[AbstractRaggedProgram | None, SeveralForm | None]:
+        found = choice.RaggedChoice(of)
+        kernel = Remembering(module, [*module.parameters()], found)
+        kernel.take_over(fits[-1])
+        fits.append(kernel)
+        return found.program, kernel.listed_inside(inputs)
+
+    program, form = later()
+    assert program is not None and form is not None
+    assert later() == (program, form)
+    module.map.weight = nn.Parameter(torch.randn_like(module.map.weight))
+    others, other = later()
+    assert others is not program and other is not form
+    (found,), _ = fits[-1].record(inputs, inside)
+    assert_close(found, module(*inputs, inside))
+    module.gain = 2.0
+    assert later() == (None, None)
 
 
 @pytest.mark.usefixtures("needs_kernels", "soon")

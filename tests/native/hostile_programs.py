@@ -154,6 +154,13 @@ class Given(AbstractRaggedChoice):
     def program(self) -> AbstractRaggedProgram | None:
         return None if library.current() is None else self._program
 
+    @property
+    def replaced(self) -> bool:
+        return self.program is not None
+
+    def take_over(self, before: AbstractRaggedChoice) -> None:
+        return None  # its program is given
+
     def inside(self, inputs: Payload, inside: Inside) -> AbstractRaggedProgram | None:
         return self.program
 

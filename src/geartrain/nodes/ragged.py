@@ -83,6 +83,16 @@ class AbstractRaggedChoice(ABC):
 
     @property
     @abstractmethod
+    def replaced(self) -> bool:
+        """Whether there is one."""
+
+    @abstractmethod
+    def take_over(self, before: AbstractRaggedChoice) -> None:
+        """The node is that of another fit, in which this was its choice: what that has made may
+        serve again, if it is what would be made."""
+
+    @property
+    @abstractmethod
     def light(self) -> bool:
         """Whether a call has so few rows that those of several updates are best taken together."""
 

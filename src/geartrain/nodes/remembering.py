@@ -132,7 +132,7 @@ class Remembering(AbstractKernel):
     @property
     def replaced(self) -> bool:
         """Whether a program computes in place of autograd."""
-        return self._choice is not None and self._choice.program is not None
+        return self._choice is not None and self._choice.replaced
 
     def look(self, inputs: Payload, inside: Inside | None) -> None:
         """Autograd computes these rows for somebody else: a program is looked for."""
@@ -142,6 +142,11 @@ class Remembering(AbstractKernel):
     def listed_inside(self, inputs: Payload) -> SeveralForm | None:
         """How C calls it many at a time, for rows like these; None: it is called by itself."""
         return None if self._choice is None else self._choice.listed(inputs, None)
+
+    def take_over(self, before: Remembering) -> None:
+        """What was made for the same module of an engine that is no more."""
+        if self._choice is not None and before._choice is not None:
+            self._choice.take_over(before._choice)
 
     def give_up(self, why: str) -> None:
         """Its program is used no more."""
@@ -382,7 +387,7 @@ class RememberingRead(ReadAgain):
     @property
     def replaced(self) -> bool:
         """Whether a program computes in place of autograd."""
-        return self._choice is not None and self._choice.program is not None
+        return self._choice is not None and self._choice.replaced
 
     def look(self, inputs: Payload, recalled: Callable[[], Recalled]) -> None:
         """Autograd computes these rows for somebody else: a program is looked for."""
@@ -397,6 +402,11 @@ class RememberingRead(ReadAgain):
         if self._beside:
             self._choice.read_at_once(inputs, memory)
         return self._choice.listed(inputs, memory)
+
+    def take_over(self, before: RememberingRead) -> None:
+        """What was made for the same module of an engine that is no more."""
+        if self._choice is not None and before._choice is not None:
+            self._choice.take_over(before._choice)
 
     def give_up(self, why: str) -> None:
         """Its program is used no more."""

@@ -137,6 +137,10 @@ class DerivedRagged(AbstractRaggedProgram):
         self._program, self._columns, self._edges = program, columns, edges
         self._listed: list[SeveralForm | None] = []
 
+    def begin_anew(self) -> bool:
+        """Whether it is what would be made now; if so it has nothing of the fit before."""
+        return self._program.begin_anew()
+
     @property
     def listed(self) -> SeveralForm | None:
         if not self._listed:
@@ -197,7 +201,8 @@ class RaggedChoice(AbstractRaggedChoice):
     def __init__(self, module: RaggedModule) -> None:
         self._module, self._experience = module, module.experience
         self._done = module.experience.done
-        self._program: DerivedRagged | None = None
+        self._found: _FoundRagged | None = None
+        self._made: DerivedRagged | None = None  # of what was found, once it is asked for
         self._structure: Structure | None = None
         self._kind: Hashable = None
         self._dtype = torch.float32
@@ -206,8 +211,21 @@ class RaggedChoice(AbstractRaggedChoice):
         self._look_up()
 
     @property
-    def program(self) -> AbstractRaggedProgram | None:
-        return self._program
+    def program(self) -> DerivedRagged | None:
+        if self._made is None and self._found is not None:
+            program = RaggedProgram(self._found.cut, Operands(self._module.function))
+            self._made = DerivedRagged(program, self._module.columns, self._found.edges)
+        return self._made
+
+    @property
+    def replaced(self) -> bool:
+        return self._found is not None
+
+    def take_over(self, before: AbstractRaggedChoice) -> None:
+        if isinstance(before, RaggedChoice) and before._found is self._found:
+            made = before._made
+            if made is not None and self._made is None and made.begin_anew():
+                self._made = made
 
     @property
     def light(self) -> bool:
@@ -215,7 +233,7 @@ class RaggedChoice(AbstractRaggedChoice):
 
     @property
     def undecided(self) -> bool:
-        return not self._settled and self._program is None
+        return not self._settled and self._found is None
 
     @property
     def _evaluated(self) -> bool:
@@ -226,7 +244,7 @@ class RaggedChoice(AbstractRaggedChoice):
     def inside(self, inputs: Payload, inside: Inside) -> AbstractRaggedProgram | None:
         if self._settled:
             return None
-        if self._program is not None:
+        if self._found is not None:
             return self._valid(kind_of(inputs))
         if self._evaluated or not self._ripe(inputs):
             return None
@@ -238,7 +256,7 @@ class RaggedChoice(AbstractRaggedChoice):
         if self._evaluated:
             return None
         kind = kind_of(inputs)
-        if self._program is None or not self._is_of_now(kind):
+        if self._found is None or not self._is_of_now(kind):
             edges, key, make = self._inside(kind, inputs, inside)
             known = self._known(kind, key, make)
             if known.cut is None:
@@ -247,8 +265,8 @@ class RaggedChoice(AbstractRaggedChoice):
                     f"it that keeps what is drawn ({known.refused}); use keep='graph'"
                 )
             self._tell("derived, for the mask")
-            self._take(self._found(known.cut, len(inputs), edges))
-        return self._program
+            self._take(self._find(known.cut, len(inputs), edges))
+        return self.program
 
     def _inside(
         self, kind: Hashable, inputs: Payload, inside: Inside
@@ -267,7 +285,7 @@ class RaggedChoice(AbstractRaggedChoice):
     def memory(self, inputs: Payload, memory: Recalled) -> AbstractRaggedProgram | None:
         if self._settled:
             return None
-        if self._program is not None:
+        if self._found is not None:
             if not memory.lengths.all():
                 self.give_up("its rows read bundles of nothing")
                 return None
@@ -292,17 +310,17 @@ class RaggedChoice(AbstractRaggedChoice):
         known = self._known(kind, (kind, "memory"), make)
         self._settled = known.cut is None
         if known.cut is not None:
-            self._take(self._found(known.cut, len(inputs), {}))
+            self._take(self._find(known.cut, len(inputs), {}))
 
     def listed(self, inputs: Payload, memory: Payload | None) -> SeveralForm | None:
-        if self._settled or self._program is None:
+        if self._settled or self._found is None:
             return None
         kind = kind_of(inputs)
         found = self._valid(kind if memory is None else (kind, kind_of(memory)))
         return None if found is None else found.listed
 
     def give_up(self, why: str) -> None:
-        self._program, self._settled = None, True
+        self._found, self._made, self._settled = None, None, True
         self._experience.chosen = "again"
         self._tell(f"autograd ({why})")
 
@@ -316,12 +334,11 @@ class RaggedChoice(AbstractRaggedChoice):
                 self._take(found)
 
     def _take(self, found: _FoundRagged) -> None:
+        self._found, self._made = found, None
         self._structure, self._kind = found.structure, found.kind
         self._dtype = found.cut.dtype
-        program = RaggedProgram(found.cut, Operands(self._module.function))
-        self._program = DerivedRagged(program, self._module.columns, found.edges)
 
-    def _valid(self, kind: Hashable) -> AbstractRaggedProgram | None:
+    def _valid(self, kind: Hashable) -> DerivedRagged | None:
         """The program, if it is for rows of this kind, and for the module as it is now."""
         number, structure = firing.number, self._structure
         assert structure is not None
@@ -338,7 +355,7 @@ class RaggedChoice(AbstractRaggedChoice):
         if kind != self._kind:
             self.give_up("its rows change their kind while it works")
             return None
-        return self._program
+        return self.program
 
     def _ripe(self, inputs: Payload) -> bool:
         if not all(x.is_cpu for x in inputs):
@@ -371,7 +388,7 @@ class RaggedChoice(AbstractRaggedChoice):
             self._settled = True
             self._tell(f"autograd (cannot be cut: {known.refused})")
             return None
-        found = self._found(known.cut, len(inputs), edges)
+        found = self._find(known.cut, len(inputs), edges)
         if experience.chosen is None:
             if known.ratio is None:
                 operands = Operands(function)
@@ -393,7 +410,7 @@ class RaggedChoice(AbstractRaggedChoice):
             experience.known.clear()
         experience.known[id(function)] = function, found
         self._take(found)
-        return self._program
+        return self.program
 
     def _known(self, kind: Hashable, key: Hashable, make: Callable[[], RaggedCut]) -> _KnownRagged:
         """What became of tracing the module as it is now."""
@@ -404,7 +421,7 @@ class RaggedChoice(AbstractRaggedChoice):
             whole = structure.key, key, torch.get_default_dtype(), native
         return RAGGED_REGISTRY.ask(whole, make)
 
-    def _found(self, cut: RaggedCut, inputs: int, edges: Mapping[str, Tensor]) -> _FoundRagged:
+    def _find(self, cut: RaggedCut, inputs: int, edges: Mapping[str, Tensor]) -> _FoundRagged:
         """Programs, for the module as it was when it was asked for them."""
         assert self._structure is not None
         used = {name: inputs + 2 + k in cut.used for k, name in enumerate(edges)}

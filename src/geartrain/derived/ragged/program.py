@@ -19,7 +19,7 @@ from geartrain.derived.ragged.routine import RaggedRoutine
 from geartrain.derived.ragged.values import HELD, MEMBERS, Buffer
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, Payload
-from geartrain.native import pool
+from geartrain.native import library, pool
 from geartrain.native.fused import packed
 from geartrain.native.ragged import UNNAMED, RowsToLearn
 from geartrain.native.steady import firing
@@ -89,10 +89,11 @@ class RaggedProgram:
     """
 
     def __init__(self, cut: RaggedCut, operands: Operands) -> None:
-        self._cut = cut
+        self._cut, self._own = cut, operands
         self._operands: Operands | ComputedOperands = operands
         if cut.computed is not None:
             self._operands = ComputedOperands(operands, cut.computed)
+        self._library = library.current()
         self._like = torch.empty(0, dtype=cut.dtype)
         self._size = self._like.itemsize
         self._firing = 0
@@ -108,12 +109,19 @@ class RaggedProgram:
         self._widths = [(b.kind, b.entries) for b in cut.residuals]
         made = [y for y in cut.outputs if isinstance(y, Tensors)]
         self._outputs = [_shape(y) for y in made]
-        self._own = [_shape(y) for y in cut.made]
+        self._of_made = [_shape(y) for y in cut.made]
         self._number = {y.buffer: k for k, y in enumerate(cut.made)}
         of_output = {y.buffer: k for k, y in enumerate(made)}
         self._forward = RaggedPlan(cut.forward, residuals, of_output, ints)
         self._back = RaggedPlan(cut.back, residuals, self._number, ints)
         self._without = RaggedPlan(cut.without, residuals, self._number, ints)
+
+    def begin_anew(self) -> bool:
+        """Whether it is what would be made now; if so it has nothing of the fit before."""
+        if self._library is not library.current() or not self._own.are_those_of_then():
+            return False
+        self._always, self._firing = {}, 0
+        return True
 
     def forward(self, call: RaggedCall) -> tuple[Payload, RaggedKept]:
         """Outputs, and what ``backward`` wants.
@@ -159,7 +167,7 @@ class RaggedProgram:
         if not came:
             return tuple(answers)
         dys = self._tangents(gradients, call)
-        made = self._made(self._own, call.sizes)
+        made = self._made(self._of_made, call.sizes)
         learnt = self._to_learn(kept, came, made, dys, into)
         self._run(self._back if sums else self._without, kept, made, dys, sums, learnt)
         for i, (t, of) in cut.gradients.items():
