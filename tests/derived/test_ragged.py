@@ -446,6 +446,28 @@ def test_the_program_of_another_fit_is_taken_as_long_as_settings_are_the_same() 
 
 
 @pytest.mark.usefixtures("needs_kernels", "soon")
+def test_passes_after_one_another_make_programs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both of a module that looks inside bundles and of one that reads a memory, where they run
+    whole."""
+    graph, made = _pointing("auto"), list[RaggedProgram]()
+    rules = gt.Rules(update_every=gt.Instances(8))
+    begin = partial(gt.Session, graph, runtime=gt.Threads(1, kernel_threads=1), rules=rules)
+    session = begin(max_active=8)
+    session.fit(_sets(), epochs=4)
+    true = choice.DerivedRagged.__init__
+
+    def noted(self: Any, program: RaggedProgram, *rest: Any) -> None:
+        made.append(program)
+        true(self, program, *rest)
+
+    monkeypatch.setattr(choice.DerivedRagged, "__init__", noted)
+    session.fit(_sets(), epochs=7)
+    assert not made
+    begin(max_active=8).fit(_sets(), epochs=2)
+    assert len(made) == 2
+
+
+@pytest.mark.usefixtures("needs_kernels", "soon")
 def test_what_another_fit_made_of_a_program_is_taken_over_if_it_would_be_made_again() -> None:
     module, experience = Scaled(), Experience()
     of = RaggedModule("first", module, 0, True, experience)
