@@ -20,6 +20,7 @@ from geartrain.derived.operands import Operands
 from geartrain.derived.ragged import choice
 from geartrain.derived.ragged.calls import call_of_inside, call_of_memory
 from geartrain.derived.ragged.derivation import derive_inside, derive_memory
+from geartrain.derived.ragged.for_nodes import DerivedRagged
 from geartrain.derived.ragged.program import RaggedProgram
 from geartrain.derived.steps.lower import MOST_WEIGHTS
 from geartrain.errors import GraphError, ProtocolError
@@ -454,13 +455,13 @@ def test_passes_after_one_another_make_programs_once(monkeypatch: pytest.MonkeyP
     begin = partial(gt.Session, graph, runtime=gt.Threads(1, kernel_threads=1), rules=rules)
     session = begin(max_active=8)
     session.fit(_sets(), epochs=4)
-    true = choice.DerivedRagged.__init__
+    true = DerivedRagged.__init__
 
     def noted(self: Any, program: RaggedProgram, *rest: Any) -> None:
         made.append(program)
         true(self, program, *rest)
 
-    monkeypatch.setattr(choice.DerivedRagged, "__init__", noted)
+    monkeypatch.setattr(DerivedRagged, "__init__", noted)
     session.fit(_sets(), epochs=7)
     assert not made
     begin(max_active=8).fit(_sets(), epochs=2)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import geartrain as gt
 from geartrain.derived.operands import Operands
-from geartrain.derived.ragged.choice import DerivedRagged
 from geartrain.derived.ragged.derivation import MOST_SEEN, derive_inside, derive_memory
+from geartrain.derived.ragged.for_nodes import DerivedRagged
 from geartrain.derived.ragged.program import RaggedProgram
 from geartrain.frames.message import Payload
 from geartrain.native import calls, library, sums
