@@ -145,7 +145,9 @@ def test_the_printed_graph_says_of_functions_that_pick_that_they_do() -> None:
     both.through(lambda x, y: y, name="picked").output()
     both.through(lambda *some: some, take=(1, 0), name="turned").output()
     both.through(lambda *some: some, name="any").output()
-    lines = {line.split()[1]: line for line in str(graph).splitlines()[:0:-1]}  # the first of a name
+    lines = {
+        line.split()[1]: line for line in str(graph).splitlines()[:0:-1]
+    }  # the first of a name
     assert "[auto: picks]" in lines["picked"] and "[auto: undecided]" in lines["two"]
     assert "[auto: picks]" in lines["turned"] and "[auto: undecided]" in lines["any"]
 
