@@ -143,8 +143,13 @@ def test_the_printed_graph_says_of_functions_that_pick_that_they_do() -> None:
     graph = Graph()
     both = graph.input("x").through(lambda x: (x, x + 1), name="two")
     both.through(lambda x, y: y, name="picked").output()
-    lines = {line.split()[1]: line for line in str(graph).splitlines()[1:]}
+    both.through(lambda *some: some, take=(1, 0), name="turned").output()
+    both.through(lambda *some: some, name="any").output()
+    lines = {
+        line.split()[1]: line for line in str(graph).splitlines()[:0:-1]
+    }  # the first of a name
     assert "[auto: picks]" in lines["picked"] and "[auto: undecided]" in lines["two"]
+    assert "[auto: picks]" in lines["turned"] and "[auto: undecided]" in lines["any"]
 
 
 def test_the_printed_graph_says_what_became_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

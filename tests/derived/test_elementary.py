@@ -127,6 +127,25 @@ def test_what_c_reckons_of_many_at_a_time_is_exact_to_a_few_epsilons_of_itself(n
     torch.testing.assert_close(found.double(), function(x.double()), rtol=5e-7, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_waves_are_exact_where_they_pass_zero_and_far_out(name: str, dtype: torch.dtype) -> None:
+    """Near quarters of the circle nothing is left of a number but its last digits; beyond a million
+    C asks the library, also for a row in which only one number is so far."""
+    function = getattr(torch, name)
+    quarters = torch.arange(-300, 300, dtype=torch.float64) * (math.pi / 2)
+    one_far = torch.cat([quarters[1:], quarters[-1:] * 1e20])
+    x = torch.stack([*(quarters * by for by in (0.25, 1, 900, 1e6)), one_far]).to(dtype)
+    (found, _), _ = both(function, [x])
+    close = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double(), function(x.double()), rtol=close, atol=0)
+    ends = torch.tensor([[math.inf, -math.inf, math.nan, -0.0, 1.0]], dtype=dtype)
+    (found, _), _ = both(function, [ends])
+    torch.testing.assert_close(found, function(ends), rtol=close, atol=0, equal_nan=True)
+    assert not found[0, :3].isfinite().any()
+    assert math.copysign(1, found[0, 3].item()) == (-1 if name == "sin" else 1)
+
+
 @halved(name=[*TWO], dtype=[torch.float32, torch.float64])
 def test_functions_of_two_are_torchs(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from geartrain.derived.traces.record import record
 from tests.rigs.rowwise import Rowwise, assert_as_autograd
 
 N, D = 5, 24
@@ -35,6 +36,35 @@ def test_more_axes_come_in_any_order(order: tuple[int, ...]) -> None:
         return f(x).view(-1, 2, 3, 2, 2).permute(0, *order).reshape(-1, D) * x
 
     assert_as_autograd(Rowwise(function, D, D), (torch.randn(N, D),))
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+def test_a_turn_of_a_turn_is_one_turn_of_what_was_there_or_none(order: tuple[int, ...]) -> None:
+    x = torch.randn(2, 3, 4)
+
+    def twice(x: Tensor) -> list[Tensor]:
+        return [x.transpose(1, 2).permute(order), x.permute(order).transpose(-1, -2)]
+
+    found = record(twice, [x])
+    (given,) = (each for each in found.graph.nodes if each.op == "placeholder")
+    (made,) = next(each for each in found.graph.nodes if each.op == "output").args
+    for node, wanted in zip(made, twice(x), strict=True):
+        if order == (0, 2, 1):
+            assert node is given
+        else:
+            assert node.args[0] is given
+            assert torch.equal(node.target(x, *node.args[1:]), wanted)
+
+
+def test_turns_that_cancel_are_gone_forward_and_back() -> None:
+    """As einsum writes them, of rows on both sides."""
+
+    def function(f: Any, x: Tensor) -> Tensor:
+        both = f(x).view(-1, 2, 12)
+        some = torch.einsum("me,mbe->mb", x[:, :12], both)
+        return torch.einsum("mb,mbe->me", x[:, :2], both) + some.sum(1, keepdim=True)
+
+    assert_as_autograd(Rowwise(function, D, 24).double(), (torch.randn(N, D).double(),))
 
 
 class Normed(nn.Module):

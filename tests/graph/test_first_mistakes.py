@@ -78,3 +78,50 @@ def test_an_optimiser_of_a_module_is_told_what_it_gets() -> None:
     graph.input("x").through(nn.Linear(4, 2)).loss(gt.cross_entropy, target="y")
     with pytest.raises(TypeError, match="it gets a list of the part's parameters"):
         _fit(graph, optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [gt.cross_entropy, functional.cross_entropy, nn.L1Loss(reduction="none"), lambda p, y: p - y],
+)
+def test_a_criterion_that_gets_more_than_it_takes_is_refused(criterion: Any) -> None:
+    """Before anything moves, and not by the first evaluation."""
+    graph = Graph(value=("y",))
+    both = graph.input("x").through(lambda x: (x[:, :2], x), name="both")
+    both.loss(criterion, target="y")
+    with pytest.raises(GraphError, match="gets 2 payload tensors and the target; put a function"):
+        graph.check(FLOATS)
+
+
+@pytest.mark.parametrize("criterion", [lambda *all_: all_[0][:, 0], lambda p, x, y=None: p[:, 0]])
+def test_a_criterion_that_takes_what_comes_is_not(criterion: Any) -> None:
+    graph = Graph(value=("y",))
+    both = graph.input("x").through(lambda x: (x[:, :2], x), name="both")
+    both.loss(criterion, target="y")
+    graph.check(FLOATS)
+
+
+@pytest.mark.parametrize(
+    ("use", "who"),
+    [
+        (torch.tanh, r"tanh\(\)"),
+        (nn.Linear(4, 2), r"linear\(\)"),
+        (lambda s: torch.cat([s, s], 1), r"cat\(\)"),
+        *((use, "an operator") for use in (lambda s: s + s, lambda s: 2 * s, lambda s: -s)),
+        *((use, "an operator") for use in (lambda s: torch.ones(4) * s, lambda s: s @ s)),
+        *((use, "an index") for use in (lambda s: s[0], lambda s: [*s])),
+    ],
+)
+def test_a_stream_that_is_taken_for_a_tensor_says_what_to_do(use: Any, who: str) -> None:
+    with pytest.raises(TypeError, match=rf"{who}.* got a stream, which is no tensor"):
+        use(Graph().input("x"))
+
+
+def test_what_it_says_of_two_streams_adds_them() -> None:
+    graph = Graph(value=("y",))
+    x = graph.input("x")
+    both = graph.concat(x, x.through(lambda x: 2 * x, name="more"), how="tuple")
+    both.through(torch.add).output("sum")
+    session = gt.Session(graph, runtime=gt.Threads(1, kernel_threads=1))
+    (found,) = session.predict([gt.Instance({"x": torch.ones(1, 4)}, value={"y": 0})])
+    assert found.tolist() == [[3.0] * 4]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -61,6 +63,34 @@ def test_what_a_function_picks_is_known_without_rows():
     assert known_picks(lambda h, x, scores: (h, x)) == (0, 1)
     assert known_picks(lambda h, x, scores: scores) == (2,)
     assert known_picks(lambda a, b: (b, a, b)) == (1, 0, 1)
+    assert known_picks(lambda a, b: (b, a), take=(4, 2)) == (2, 4)
+    assert known_picks(nn.Identity(), take=(3,)) == (3,)
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (lambda *state: state, (3, 0, 5)),
+        (lambda *state: state[:2], (3, 0)),
+        (lambda *state: state[-1], (5,)),
+        (lambda *state: (state[2], state[0]), (5, 3)),
+        (lambda *state: (*state[1:], state[0]), (0, 5, 3)),
+        (lambda *state: state[:1] + state[2:], (3, 5)),
+        (lambda first, *rest: (first, *rest), (3, 0, 5)),
+        (lambda first, *rest: rest, (0, 5)),
+        (lambda *state: state[3], None),
+        (lambda *state: (state,), None),
+        (lambda *state: state[0][0], None),
+        (lambda *state: state[0] + state[1], None),
+        (lambda a, b, c, d, *rest: (a, d), None),
+        (lambda *state, **more: state, None),
+    ],
+)
+def test_functions_of_any_number_of_arguments_are_known_where_it_is_said_what_they_take(
+    function: Callable[..., Any], found: tuple[int, ...] | None
+) -> None:
+    assert known_picks(function, take=(3, 0, 5)) == found
+    assert known_picks(function) is None
 
 
 def test_what_may_do_more_is_not_called_to_find_out():

@@ -79,29 +79,37 @@ class Losing(AbstractOperator):
             if metric.where is not None:
                 imagine(self.name, metric.where, given[0], schema)
         payload = given[0].payload
-        if payload is not None and self.target is None:
-            self._refuse_no_target(len(payload))
+        if payload is not None:
+            self._refuse_number(len(payload))
         if payload is not None and payload[0].ndim == 2:
             self.classes = int(payload[0].shape[1])
         return []
 
-    def _refuse_no_target(self, width: int) -> None:
-        criterion = self.criterion
+    def _refuse_number(self, width: int) -> None:
+        """Raises:
+        GraphError: The criterion takes more than it gets, or less.
+        """
+        criterion = per_row(self.criterion, self.name)
         asked = criterion.forward if isinstance(criterion, nn.Module) else criterion
         try:
             parameters = inspect.signature(asked).parameters.values()
         except (TypeError, ValueError):  # of C: it says nothing of itself
             return
-        wanted = [
-            p.name
-            for p in parameters
-            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
-        if len(wanted) > width:
+        may = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        wanted = [p.name for p in may if p.default is p.empty]
+        takes = f"'{self.name}': {self._called()} takes {', '.join(wanted)}, and gets {width}"
+        tensors = f"payload tensor{'s' if width > 1 else ''}"
+        alone = self.target is None
+        if alone and len(wanted) > width:
             raise GraphError(
-                f"'{self.name}': {self._called()} takes {', '.join(wanted)}, and gets {width} "
-                f"payload tensor{'s' if width > 1 else ''} alone; target= gives it a column: "
+                f"{takes} {tensors} alone; target= gives it a column: "
                 "loss(criterion, target='label')"
+            )
+        any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        if width + (not alone) > len(may) and not any_number:
+            raise GraphError(
+                f"{takes} {tensors}{'' if alone else ' and the target'}; put a function before it "
+                "that gives what it wants: .through(lambda logits, state: logits).loss(...)"
             )
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:

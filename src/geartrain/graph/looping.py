@@ -355,10 +355,7 @@ class _Builder:
             return None
         if call.read or call.inside or call.pool:
             return None
-        picks = known_picks(call.function)
-        if picks is None or call.take is None:
-            return picks
-        return [call.take[j] for j in picks]
+        return known_picks(call.function, call.take)
 
     def _stage(self, operator: AbstractOperator) -> AbstractStage:
         place = replace(self._place, name=operator.name + self._copy)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Integral
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -41,6 +41,14 @@ from geartrain.nodes.group import Column
 from geartrain.nodes.reductions import How
 
 
+def _refuse_as_tensor(who: str) -> NoReturn:
+    raise TypeError(
+        f"{who} got a stream, which is no tensor: its rows come when a session runs. Give "
+        "through() the module or function: stream.through(torch.tanh), or lambda x: x[:, 0]; two "
+        "streams meet in graph.concat(one, other, how='tuple').through(torch.add)"
+    )
+
+
 class AbstractRows(ABC):
     """Rows on their way from one operator to the next, which may part and meet."""
 
@@ -48,6 +56,16 @@ class AbstractRows(ABC):
 
     def __init__(self, draft: Draft, operator: AbstractOperator, port: int) -> None:
         self._draft, self.operator, self.port = draft, operator, port
+
+    @classmethod
+    def __torch_function__(cls, function: Callable[..., Any], *_: object) -> NoReturn:
+        _refuse_as_tensor(f"{getattr(function, '__name__', function)}()")
+
+    def _as_tensor(self, *_: object) -> NoReturn:
+        _refuse_as_tensor("an operator, an index or a loop of Python")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _as_tensor
+    __matmul__ = __neg__ = __getitem__ = __iter__ = _as_tensor
 
     @abstractmethod
     def _at(self, operator: AbstractOperator, port: int = 0) -> Self:

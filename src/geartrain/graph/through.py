@@ -366,7 +366,7 @@ class Through(AbstractOperator):
             return self.keep if self.call.inside else f"activations, {story}"
         if self._keeps_masks() or self._keeps_masks_inside():
             return "auto: derived, for the mask"
-        if self.module is None and known_picks(self.function) is not None:
+        if self.module is None and known_picks(self.function, self.call.take) is not None:
             return "auto: picks"
         if self.call.inside:
             if self.experience.story != UNDECIDED:

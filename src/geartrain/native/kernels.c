@@ -6,7 +6,8 @@
  *     kernels.inc   what computes, once for float and once for double, and
  *     maps.inc, steps.inc  small linear maps; steps of optimisers
  *     sums.inc      gradients of weights from what waits for a step
- *     fused.inc, integers.inc  derived programs; those of their steps that make integers
+ *     fused.inc, integers.inc  derived programs; those of their steps that make integers;
+ *     functions.inc  functions of numbers in them
  *     calls.inc     many calls of them in one, with rows that lie in buffers of values
  *     ragged.inc    those over rows of several kinds
  *     attend.inc    rows that read a memory

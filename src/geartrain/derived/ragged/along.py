@@ -19,7 +19,6 @@ import torch
 from torch import fx
 
 from geartrain.derived.ragged.base import AbstractLowering, Convert
-from geartrain.derived.ragged.front import TURNS, order_of
 from geartrain.derived.ragged.traced import SAME
 from geartrain.derived.ragged.values import (
     BUNDLES,
@@ -34,6 +33,7 @@ from geartrain.derived.ragged.values import (
     RaggedValue,
 )
 from geartrain.derived.steps.places import Refused
+from geartrain.derived.traces.turns import TURNS, order_of
 from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
 

@@ -16,10 +16,10 @@ import torch
 from torch import fx
 
 from geartrain.derived.ragged.base import AbstractLowering
-from geartrain.derived.ragged.front import TURNS, order_of
 from geartrain.derived.ragged.traced import SAME
 from geartrain.derived.ragged.values import NO_ROWS, ChosenMatrices, OuterProducts, RaggedValue
 from geartrain.derived.steps.places import Refused
+from geartrain.derived.traces.turns import TURNS, order_of
 from geartrain.native.ragged import Way
 
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import fx
@@ -20,19 +20,6 @@ from geartrain.derived.steps.places import Refused
 from geartrain.native.fused import Op
 
 aten = torch.ops.aten
-
-TURNS: Final = frozenset({aten.transpose.int, aten.permute.default})
-
-
-def order_of(x: fx.Node, rank: int) -> list[int]:
-    """The axis of the source that each axis is."""
-    args: Any = x.args
-    if x.target is aten.permute.default:
-        return [k % rank for k in args[1]]
-    order = list(range(rank))
-    a, b = args[1] % rank, args[2] % rank
-    order[a], order[b] = order[b], order[a]
-    return order
 
 
 def put_in_front(low: AbstractLowering, x: fx.Node, order: Sequence[int]) -> InFront:

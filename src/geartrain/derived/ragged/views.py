@@ -13,9 +13,7 @@ from torch import fx
 
 from geartrain.derived.ragged.base import AbstractLowering, Convert
 from geartrain.derived.ragged.front import (
-    TURNS,
     beside_in_front,
-    order_of,
     put_behind,
     put_in_front,
     selected_back,
@@ -35,6 +33,7 @@ from geartrain.derived.ragged.values import (
 )
 from geartrain.derived.steps.matmul import swaps
 from geartrain.derived.steps.places import Refused
+from geartrain.derived.traces.turns import TURNS, order_of
 from geartrain.native.fused import Op
 
 aten = torch.ops.aten

@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from geartrain.derived.steps.fold import looked_up
-from geartrain.derived.steps.matmul import TURNS
 from geartrain.derived.steps.places import RESHAPES, Like, Places, Refused, Value, like_of
+from geartrain.derived.traces.turns import TURNS
 from geartrain.native.fused import At, Op
 
 aten = torch.ops.aten

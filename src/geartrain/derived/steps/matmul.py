@@ -16,6 +16,7 @@ from torch import fx
 
 from geartrain.derived.steps.fold import affine_columns, times_columns
 from geartrain.derived.steps.places import Like, Places, Refused, like_of
+from geartrain.derived.traces.turns import TURNS, order_of
 from geartrain.native.fused import At, Op
 from geartrain.nodes.products import affine, times
 
@@ -95,21 +96,10 @@ def _turn(places: Places, x: fx.Node) -> None:
 
 def moved_axes(x: fx.Node, like: Like) -> list[int]:
     """Which axes of the tail of what it turns come one after the other."""
-    order = _order(x, len(like.tail) + (not like.merged))
+    order = order_of(x, len(like.tail) + (not like.merged))
     if order[0] != 0:
         raise Refused
     return [0, *order[1:]] if like.merged else [d - 1 for d in order[1:]]
-
-
-def _order(x: fx.Node, rank: int) -> list[int]:
-    """Which axes come one after the other."""
-    args: Any = x.args
-    if x.target is aten.permute.default:
-        return [d % rank for d in args[1]]
-    order = list(range(rank))
-    one, other = (d % rank for d in args[1:])
-    order[one], order[other] = other, one
-    return order
 
 
 def swaps(order: Sequence[int]) -> Iterator[tuple[list[int], list[int], list[int]]]:
@@ -125,7 +115,6 @@ def swaps(order: Sequence[int]) -> Iterator[tuple[list[int], list[int], list[int
             yield many, inner, rest
 
 
-TURNS: Final = (aten.transpose.int, aten.permute.default)
 MATMUL: Final[Mapping[Any, Callable[[Places, fx.Node], None]]] = {
     affine: lambda places, x: _product(places, x, turned=False),
     times: lambda places, x: _product(places, x, turned=True),

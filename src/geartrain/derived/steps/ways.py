@@ -26,7 +26,7 @@ from geartrain.derived.steps.integers import (
     compares,
     convert_dtype,
 )
-from geartrain.derived.steps.matmul import MATMUL, TURNS, moved_axes
+from geartrain.derived.steps.matmul import MATMUL, moved_axes
 from geartrain.derived.steps.named import (
     NAMED,
     NAMING,
@@ -41,6 +41,7 @@ from geartrain.derived.steps.places import RESHAPES, Like, Places, Refused, Valu
 from geartrain.derived.steps.reckoning import CONSTANTS, reckon, reckons, repeated
 from geartrain.derived.steps.taken import ADDED, TAKEN
 from geartrain.derived.told.windows import MOST_ENTRIES, MOST_GROUPS
+from geartrain.derived.traces.turns import TURNS
 from geartrain.native.fused import At, Op
 
 aten = torch.ops.aten

@@ -29,6 +29,7 @@ from geartrain.derived.told.otherwise import OTHERWISE
 from geartrain.derived.told.simpler import SIMPLER
 from geartrain.derived.told.unrolled import UNROLLED
 from geartrain.derived.told.windows import WINDOWS
+from geartrain.derived.traces.turns import TURNS, at_once
 from geartrain.derived.traces.unsearched import Unsearched
 from geartrain.derived.traces.unvalidated import unvalidated
 from geartrain.errors import GraphError
@@ -223,7 +224,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.alien = True
         result = function(*args, **kwargs)
         if isinstance(result, Tensor):
-            self.note(result, self._call(function, node_args, node_kwargs))
+            node = self._call(function, node_args, node_kwargs)
+            self.note(result, at_once(node, result.dim()) if function in TURNS else node)
         elif isinstance(result, (tuple, list)):
             node = self._call(function, node_args, node_kwargs)
             for k, x in enumerate(result):

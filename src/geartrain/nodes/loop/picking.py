@@ -7,6 +7,7 @@ if a kernel runs it. What it returns is what it was given, which is seen where i
 from __future__ import annotations
 
 import dis
+import inspect
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import CodeType, FunctionType
@@ -20,29 +21,55 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel
 
-_LOADS: Final = frozenset(("RESUME", "NOP", "CACHE", "BUILD_TUPLE", "RETURN_VALUE"))
+_LOADS: Final = frozenset(
+    (
+        *("RESUME", "NOP", "CACHE", "BUILD_TUPLE", "RETURN_VALUE", "LOAD_CONST", "LOAD_SMALL_INT"),
+        *("BINARY_SUBSCR", "BINARY_OP", "BUILD_SLICE", "BINARY_SLICE"),
+        *("BUILD_LIST", "LIST_APPEND", "LIST_EXTEND", "LIST_TO_TUPLE", "CALL_INTRINSIC_1"),
+    )
+)
+
+_OTHERWISE: Final = inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR
 
 
-def known_picks(function: Callable[..., Any]) -> tuple[int, ...] | None:
+def known_picks(
+    function: Callable[..., Any], take: Sequence[int] | None = None
+) -> tuple[int, ...] | None:
     """Which of its arguments a function returns, where that can be seen without rows.
 
     ``nn.Identity``, and functions that are written as nothing else: they are read, and what could
     do more is not called.
 
+    Args:
+        function: As ``through`` has it.
+        take: What of the payload its arguments are, where that was said: only then functions of
+            any number of them (``lambda *state: state``) are seen.
+
     Returns:
-        For each output the argument; None: it does more, or it cannot be seen.
+        For each output the argument, or what is taken as that; None: it does more, or it cannot be
+        seen.
     """
+    found = _picks(function, None if take is None else len(take))
+    return found if take is None or found is None else tuple(take[j] for j in found)
+
+
+def _picks(function: Callable[..., Any], width: int | None) -> tuple[int, ...] | None:
+    """Which of so many arguments it returns; None: it does more, or it cannot be seen."""
     if type(function) is nn.Identity:
         hooks = function._forward_hooks, function._forward_pre_hooks, function._backward_hooks
         return None if any(hooks) else (0,)
     if not isinstance(function, FunctionType):
         return None
     code = function.__code__
-    plain = not (code.co_flags & 0x2C or code.co_kwonlyargcount or function.__defaults__)
-    if not plain or not _only_loads(code):
+    plain = not (code.co_flags & _OTHERWISE or code.co_kwonlyargcount or function.__defaults__)
+    given = width if code.co_flags & inspect.CO_VARARGS else code.co_argcount
+    if not plain or not _only_loads(code) or given is None:
         return None
-    arguments = [object() for _ in range(code.co_argcount)]
-    found = function(*arguments)
+    arguments = [object() for _ in range(given)]
+    try:
+        found = function(*arguments)
+    except (TypeError, IndexError):  # it looks into a tensor, or for one that does not come
+        return None
     outputs = found if isinstance(found, tuple) else (found,)
     which = {id(x): j for j, x in enumerate(arguments)}
     found = tuple(which.get(id(x), -1) for x in outputs)
@@ -51,7 +78,7 @@ def known_picks(function: Callable[..., Any]) -> tuple[int, ...] | None:
 
 @lru_cache(maxsize=256)
 def _only_loads(code: CodeType) -> bool:
-    """Whether it does nothing but load its arguments and return them."""
+    """Whether it does nothing but load its arguments, and return them or some of them."""
     names = [each.opname for each in dis.get_instructions(code)]
     return all(n in _LOADS or n.startswith("LOAD_FAST") for n in names)
 
