@@ -144,11 +144,12 @@ def test_modules_whose_rows_are_all_different_stay_in_one(early: list[int], name
     assert not early
 
 
+@pytest.mark.slow
 def test_rows_that_follow_upon_one_another_are_not_asked_what_they_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked, again = list[bool](), list[bool]()
-    shares, begins = native.shared_rows, CalledModules.again
+    shares, begins = hoisting.shared_rows, CalledModules.again
 
     def ask(tensors: Any, stored: Any) -> Any:
         asked.append(any(each.plain for each in tensors))
@@ -165,11 +166,6 @@ def test_rows_that_follow_upon_one_another_are_not_asked_what_they_share(
     monkeypatch.setattr(CalledModules, "again", begin)
     accumulate(two_heads(), 4 * points(), Order(max_active=4))
     assert any(again) and not any(asked)
-    data = graphs()
-    accumulate(
-        along_edges(SENDS["a product and a table"], "whole"), 4 * data, Order(max_active=len(data))
-    )
-    assert any(asked)
 
 
 @pytest.mark.parametrize("least", ["FEWER", "SPARED"])
