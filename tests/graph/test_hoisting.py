@@ -6,12 +6,15 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.nodes.loop import hoisting, native
+from geartrain.nodes.loop.bound import CalledModules
 from geartrain.nodes.loop.calls import LoopCalls
 from geartrain.nodes.loop.module import NativeKept
 from tests.rigs.called import CASES
@@ -61,6 +64,29 @@ def one(name: str, order: Order, **where: Any) -> Any:
     make, data = LOOPS[name]
     torch.manual_seed(1)
     return accumulate(make(**where), 3 * data(), order)
+
+
+def two_heads() -> Graph:
+    """A section: rows that enter, a loss of each and one of their mean."""
+    graph = Graph(vertex=("aim",), value=("whole",))
+    rows = graph.input("x").through(nn.Linear(3, 4), name="trunk")
+    rows.through(nn.Linear(4, 1), name="each").loss(of_one, target="aim")
+    mean = rows.group(by="instance", size=lambda m: m.size, how="mean")
+    mean.through(nn.Linear(4, 1), name="all").loss(of_one, target="whole")
+    return graph
+
+
+def of_one(prediction: Tensor, aim: Tensor) -> Tensor:
+    return (prediction[:, 0] - aim) ** 2
+
+
+def points() -> list[Instance]:
+    found = []
+    for n in (2, 3, 5, 4):
+        aim = np.linspace(0, 1, n, dtype=np.float32)
+        rows = {"x": torch.linspace(-1, 1, 3 * n).view(n, 3)}
+        found.append(Instance(rows, {"aim": aim}, value={"whole": np.float32(n)}))
+    return found
 
 
 @cache
@@ -116,6 +142,30 @@ def test_modules_whose_rows_are_all_different_stay_in_one(early: list[int], name
     make, data = CASES[name]
     accumulate(make("whole"), data(), FEW)
     assert not early
+
+
+@pytest.mark.slow
+def test_rows_that_follow_upon_one_another_are_not_asked_what_they_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, again = list[bool](), list[bool]()
+    shares, begins = hoisting.shared_rows, CalledModules.again
+
+    def ask(tensors: Any, stored: Any) -> Any:
+        asked.append(any(each.plain for each in tensors))
+        return shares(tensors, stored)
+
+    def begin(self: CalledModules, stage: Any, rows: Any) -> Any:
+        found = begins(self, stage, rows)
+        again.append(found is not None)
+        return found
+
+    monkeypatch.setattr(hoisting, "SPARED", 0)  # any module may be called in two
+    monkeypatch.setattr(hoisting, "FEWER", 2)
+    monkeypatch.setattr(native, "shared_rows", ask)
+    monkeypatch.setattr(CalledModules, "again", begin)
+    accumulate(two_heads(), 4 * points(), Order(max_active=4))
+    assert any(again) and not any(asked)
 
 
 @pytest.mark.parametrize("least", ["FEWER", "SPARED"])

@@ -103,6 +103,37 @@ def test_buffers_of_a_turn_that_is_planned_have_room_for_a_few_more() -> None:
         assert (held.likes(1) or ())[0] is columns[0]  # all there are need no buffer
 
 
+def test_gradients_of_all_rows_are_copied_and_others_added() -> None:
+    numbers = Numbers(1)
+    numbers.more(0, 3)
+    held = FiringTensors(numbers, {0: 3}, None, {})
+    held.put(0, "one", 0, [torch.zeros(3, 2)])
+    first = torch.arange(6.0).view(3, 2)
+    given = first.clone()
+    held.scatter(0, np.arange(3), (given,), None)
+    held.scatter(0, np.array([2, 0]), (torch.ones(2, 2),), None)
+    (found,) = held.gradient(0, 0, 3, None)
+    assert found is not None and found.data_ptr() != given.data_ptr()
+    assert torch.equal(given, first)  # whoever gave it may have it still
+    assert torch.equal(found, first + torch.tensor([[1.0], [0.0], [1.0]]))
+
+
+@pytest.mark.parametrize("rows", [[0, 1], [1, 2], [2, 1, 0], [0, 1, 2]])
+@pytest.mark.parametrize("told", [False, True])
+def test_gradients_come_to_their_rows_and_to_where_c_was_told(rows: list[int], told: bool) -> None:
+    numbers = Numbers(1)
+    numbers.more(0, 3)
+    held = FiringTensors(numbers, {0: 3}, None, {})
+    held.put(0, "one", 0, [torch.zeros(3, 2)])
+    there = held.zeros(0)[0] if told else None
+    gradient = 1 + torch.arange(2.0 * len(rows)).view(-1, 2)
+    held.scatter(0, np.array(rows), (gradient,), None)
+    (found,) = held.gradient(0, 0, 3, None)
+    assert found is not None
+    assert torch.equal(found, torch.zeros(3, 2).index_add(0, torch.tensor(rows), gradient))
+    assert there is None or found.data_ptr() == there.data_ptr()
+
+
 def test_of_members_there_is_room_for_as_many_as_a_turn_has_had() -> None:
     layout = SimpleNamespace(most=0, blocks=([], []), form=SimpleNamespace(inside=True))
     for members, room in ((70, 70), (64, 70), (30, 37)):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import pytest
 import torch
@@ -83,3 +85,21 @@ def test_a_fit_is_that_of_a_criterion_which_autograd_follows(
     )
     assert mine == by_torch
     assert torch.equal(weights, its)
+
+
+def test_a_criterion_is_asked_for_a_loss_a_row_where_it_says_that_it_takes_that() -> None:
+    def of_its_own(p: Tensor, t: Tensor, *, reduction: str = "mean") -> Tensor:
+        return F.mse_loss(p, t, reduction=reduction)
+
+    def plain(p: Tensor, t: Tensor) -> Tensor:
+        reduction = "none"
+        return F.mse_loss(p, t, reduction=reduction)
+
+    @wraps(of_its_own)
+    def wrapped(*args: Any, **rest: Any) -> Tensor:
+        return of_its_own(*args, **rest)
+
+    p, t = torch.arange(3.0), torch.ones(3)
+    for criterion in (of_its_own, wrapped, plain):
+        assert torch.equal(per_row(criterion, "loss")(p, t), (p - t) ** 2), criterion
+    assert per_row(plain, "loss") is plain

@@ -32,7 +32,7 @@ def count(turn: Turn, inner: Sequence[Inner], parts: Collection[str]) -> None:
         places += turn.local[join_arrays(came)]
         rows = np.bincount(places, minlength=rows.size).reshape(rows.shape)
     turn.rows = dict(zip(names, rows, strict=True))
-    both = zip(rows.sum(1).tolist(), np.count_nonzero(rows, 1).tolist(), strict=True)
+    both = zip(rows.sum(1).tolist(), (rows > 0).sum(1).tolist(), strict=True)
     turn.totals = dict(zip(names, both, strict=True))
 
 

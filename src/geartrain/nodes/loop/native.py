@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from geartrain.errors import ProtocolError, WorkerError
-from geartrain.frames.counted import counted
+from geartrain.frames.counted import consecutive, counted
 from geartrain.frames.message import INSTANCE, IntArray, ends_of
 from geartrain.native import calls, library, pool
 from geartrain.native.fused import LACKING
@@ -186,7 +186,8 @@ class NativeCalls:
         rows = joined([called.rows for called in found])
         sizes = [called.rows.numbers.size for called in found]
         lengths = stage.source.lengths(self._turn.plan.numbers, rows.numbers)
-        if lengths is None and not self._may_hoist(stage, len(rows)):
+        in_two = lengths is None and self._may_hoist(stage, rows)
+        if lengths is None and not in_two:
             as_before = modules.again(stage, rows)
             if as_before is not None:
                 self._enlist(k, numbers, found, rows, *as_before, sizes)
@@ -199,7 +200,7 @@ class NativeCalls:
             sizes = np.diff(ends_of(lengths)[ends_of(np.array(sizes))]).tolist()
             state = rows.state.repeat(lengths, axis=1)
             rows, lengths = RowNumbers(counted(0, state.shape[1]), state), None
-        elif tensors is not None and self._hoist(stage, numbers, rows, tensors, columns):
+        elif in_two and tensors and self._hoist(stage, numbers, rows, tensors, columns):
             return
         module = None if tensors is None else modules.shaped(stage, tensors, columns, len(rows))
         if module is None or tensors is None or not module.accepts(rows, lengths, self._held):
@@ -212,10 +213,14 @@ class NativeCalls:
         some = [Whence.of(read.rows, read.many, read.starts) for read, _ in reads]
         self._enlist(k, numbers, found, rows, some, columns, sizes)
 
-    def _may_hoist(self, stage: Stage, rows: int) -> bool:
-        """Whether a module may be called in two where it has so many rows."""
+    def _may_hoist(self, stage: Stage, rows: RowNumbers) -> bool:
+        """Whether a module may be called in two where it has these rows."""
         alone = isinstance(stage, CallStage) and stage.which is None
-        return alone and self._hoists.may(stage.number, rows)
+        if not alone or not self._hoists.may(stage.number, len(rows)):
+            return False
+        # Stored rows that follow upon one another are all different.
+        stored = stage.source.as_asked(self._turn.plan.numbers)
+        return not (stored and consecutive(rows.numbers) >= 0)
 
     def _hoist(
         self,
@@ -227,8 +232,7 @@ class NativeCalls:
     ) -> bool:
         """Have a module called in two where that is less work; whether it is."""
         plan, hoists = self._turn.plan, self._hoists
-        if not isinstance(stage, CallStage) or not self._may_hoist(stage, len(rows)):
-            return False
+        assert isinstance(stage, CallStage)
         shared = shared_rows(tensors, plan.numbers.counts)
         if shared is None or shared.read.number in plan.numbers.places:
             return False
