@@ -20,6 +20,7 @@ from geartrain.frames.message import IntArray
 from geartrain.native import fused, library, pool
 from geartrain.nodes.loop import native as loop_native
 from geartrain.nodes.loop.arenas import NO_MEMORY, few_more
+from geartrain.nodes.loop.back import NativeReturn
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.door import Came, LoopDoor
 from geartrain.nodes.loop.listing import Listing, RowsSeen
@@ -132,6 +133,63 @@ def test_gradients_come_to_their_rows_and_to_where_c_was_told(rows: list[int], t
     assert found is not None
     assert torch.equal(found, torch.zeros(3, 2).index_add(0, torch.tensor(rows), gradient))
     assert there is None or found.data_ptr() == there.data_ptr()
+
+
+def test_what_a_value_had_is_free_before_it_has_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it could not lie where that lay, and the pool would reach further."""
+    columns, lent = [torch.zeros(16, WIDTH)], list[int]()
+    numbers = [Numbers(1), Numbers(1)]
+    numbers[0].more(0, 16), numbers[1].more(0, 64)
+    first = FiringTensors(numbers[0], {}, None, {})
+    before = ref(first.reserve(0, "one", columns)[0])
+    second = FiringTensors(numbers[1], {}, first.leave(), {})
+    del first
+    assert before() is not None
+    empty = FiringTensors._empty
+
+    def asked(self: FiringTensors, x: Tensor, n: int) -> Tensor:
+        lent.append(n)
+        assert before() is None
+        return empty(self, x, n)
+
+    monkeypatch.setattr(FiringTensors, "_empty", asked)
+    second.reserve(0, "one", columns)
+    assert lent == [64]
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_what_calls_compute_in_between_is_lent_after_what_the_way_back_makes_and_goes_first(
+    native: library.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_native, "_MUCH", 1)
+    monkeypatch.setattr(loop_native, "BYTES_BACK", 1)  # many shares
+    rooms, looks = list[Any](), list[str]()
+    extent, begin, turn = NativeCalls._extent, NativeReturn.begin, NativeCalls.__init__
+
+    def none_is_left(when: str) -> None:
+        assert not any(room() is not None for room in rooms), when
+        looks.append(when)
+
+    def lend(self: NativeCalls, *given: Any, forward: bool) -> tuple[Tensor | None, bool]:
+        room, much = extent(self, *given, forward=forward)
+        if room is not None:
+            rooms.append(ref(room))
+        return room, much
+
+    def back(self: NativeReturn, *given: Any) -> None:
+        none_is_left("before the way back")
+        begin(self, *given)
+
+    def another(self: NativeCalls, *given: Any) -> None:
+        none_is_left("before a turn")
+        turn(self, *given)
+
+    monkeypatch.setattr(NativeCalls, "__init__", another)
+    monkeypatch.setattr(NativeCalls, "_extent", lend)
+    monkeypatch.setattr(NativeReturn, "begin", back)
+    make, data = CASES["a loop that decides"]
+    accumulate(make("whole"), data(), Order(max_active=1))
+    assert rooms and min(map(looks.count, ("before a turn", "before the way back"))) > 4
 
 
 def test_of_members_there_is_room_for_as_many_as_a_turn_has_had() -> None:

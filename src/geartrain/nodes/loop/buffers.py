@@ -151,6 +151,7 @@ class FiringTensors(AbstractTensors):
             found = self._left.pop(number, [])
             if not (found and alike and self._fit(number, found, columns[0])):
                 self._move(number)
+                found = []  # what they had is free before
                 found = [self._empty(x, self._hoped(number)) for x in columns]
             self._values[number] = found
             return found

@@ -94,7 +94,8 @@ class NativeCalls:
         self._expected, self._hoists = expected, hoists
         rest = able, chosen, expected, hoists.most, room.modules
         self._modules = CalledModules(turn, held, tables, inner, *rest)
-        self._passing, self._room = room.passing, room.between
+        self._passing = room.passing
+        self._room: Tensor | None = None  # what calls compute in between, on the same way
         self._inputs = CallInputs(room.inputs)
         self._return = NativeReturn(turn, held, tables, self._modules, room.passing)
         self._words = CallWords(room.words)
@@ -118,7 +119,7 @@ class NativeCalls:
         words, passing = self._words.leave(), self._passing
         inputs = self._inputs.rest()
         passing.rest()
-        return TurnRoom(self._held.leave(), modules, words, self._room, passing, inputs)
+        return TurnRoom(self._held.leave(), modules, words, passing, inputs)
 
     # Forward, where all calls are known before
 
@@ -474,6 +475,7 @@ class NativeCalls:
         assert self._listed is not None
         records, tables = self._listed[begin:end], self._tables
         self._inputs.rest()
+        self._room = None  # it lies between what is free now, and the larger one comes first
         self._return.begin(records, updates)
         room, much = self._extent(records, forward=False)
         assert self._modules.dtype is not None

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
 import numpy as np
-from torch import Tensor
 
 from geartrain.frames.message import IntArray
 from geartrain.nodes.loop.arenas import NO_MEMORY, PassingMemory
@@ -68,7 +67,6 @@ class TurnRoom:
         buffers: Of values.
         modules: As C called them, by number.
         words: Row numbers and where they lie, as C has read them.
-        between: What calls have in common for what they compute in between, or None.
         passing: What the way back makes, until it is added up; how much that was.
         inputs: Likewise those of one call that no way back reads.
     """
@@ -76,7 +74,6 @@ class TurnRoom:
     buffers: LeftBuffers | None = None
     modules: dict[int, AnyModule] = field(default_factory=dict)
     words: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    between: Tensor | None = None
     passing: PassingMemory = field(default_factory=PassingMemory)
     inputs: PassingMemory = field(default_factory=PassingMemory)
 
