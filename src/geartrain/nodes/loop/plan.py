@@ -18,7 +18,7 @@ before, and where a module then makes others, that turn is found call by call (`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias, final
@@ -43,6 +43,16 @@ class RowNumbers:
 
     def __len__(self) -> int:
         return self.numbers.size
+
+    def some(self, which: IntArray | None) -> RowNumbers:
+        """These of them, in this order; None: all."""
+        if which is None:
+            return self
+        return RowNumbers(self.numbers.take(which), self.state.take(which, 1))
+
+
+Sent: TypeAlias = Sequence[tuple[int, RowNumbers]]
+"""Rows that leave a stage, with the output ports that they leave by."""
 
 
 def joined(came: Sequence[RowNumbers]) -> RowNumbers:
@@ -184,15 +194,13 @@ class AbstractStage(ABC):
         self.sent = True
 
     @abstractmethod
-    def apply(
-        self, port: int, rows: RowNumbers, plan: LoopPlan
-    ) -> Iterator[tuple[int, RowNumbers]]:
+    def apply(self, port: int, rows: RowNumbers, plan: LoopPlan) -> Sent:
         """Rows have come by a port; gives what leaves, by output port."""
 
     def take(self, port: int) -> RowNumbers:
         """All that waits at a port."""
         came, self.waiting[port] = self.waiting[port], []
-        return joined(came)
+        return came[0] if len(came) == 1 else joined(came)
 
     def rows_waiting(self) -> int:
         """How many have come by all ports."""
@@ -230,9 +238,7 @@ class CallStage(AbstractStage):
         self.number, self.source, self.into, self.pools = number, source, into, pools
         self.kin, self.which = kin, which
 
-    def apply(
-        self, port: int, rows: RowNumbers, plan: LoopPlan
-    ) -> Iterator[tuple[int, RowNumbers]]:
+    def apply(self, port: int, rows: RowNumbers, plan: LoopPlan) -> Sent:
         return _record(self, rows, plan)
 
 
@@ -257,15 +263,11 @@ class StoreStage(AbstractStage):
         """What copies the rows that bundles hold, where it copies bundles."""
         return StoreStage(self.number, Unbundled(self.source.number, self.source), self.into)
 
-    def apply(
-        self, port: int, rows: RowNumbers, plan: LoopPlan
-    ) -> Iterator[tuple[int, RowNumbers]]:
+    def apply(self, port: int, rows: RowNumbers, plan: LoopPlan) -> Sent:
         return _record(self, rows, plan)
 
 
-def _record(
-    stage: CallStage | StoreStage, rows: RowNumbers, plan: LoopPlan
-) -> Iterator[tuple[int, RowNumbers]]:
+def _record(stage: CallStage | StoreStage, rows: RowNumbers, plan: LoopPlan) -> Sent:
     lengths = stage.source.lengths(plan.numbers, rows.numbers)
     into = stage.into.number
     numbers = plan.numbers.more(into, len(rows), None if stage.pools else lengths)
@@ -273,4 +275,4 @@ def _record(
     plan.calls.append(called)
     if plan.run is not None:
         plan.run(len(plan.calls) - 1, called)
-    yield 0, RowNumbers(numbers, rows.state)
+    return ((0, RowNumbers(numbers, rows.state)),)
