@@ -53,6 +53,8 @@ class FoundCalls:
         self._waiting: list[CallRecord] = []
         self._again: dict[Stage, TurnModule] = {}
         """Modules of calls that C makes of single rows, one call at a time."""
+        self._placed, self._moves = set[int](), held.moves
+        """Modules of which it is written where all lies, and how often buffers had moved then."""
 
     def find(self, number: int, called: Called) -> int:
         """A call is found, with those that it may be taken together with.
@@ -90,6 +92,9 @@ class FoundCalls:
                 return False
             at = self._words.written(self._words.told(some, 0))
         self._held.reserve_rows(layout.into)
+        n = rows.numbers.size
+        if not module.has_room(n):
+            self._reserve(module, n)
         self._add(module, called, at)
         return True
 
@@ -103,17 +108,23 @@ class FoundCalls:
         offset = 0
         for called, (module, some) in zip(found, modules, strict=True):
             told = [at + 8 * offset, 0] if some is None else words.told(some, offset)
+            n = called.rows.numbers.size
+            self._reserve(module, n)
             self._add(module, called, words.written(told))
-            offset += called.rows.numbers.size
+            offset += n
         return True
+
+    def _reserve(self, module: AnyModule, n: int) -> None:
+        """Make room for a call of so many rows."""
+        module.reserve(self._expected.get(module.number, 0), n, n)
+        self._placed.discard(module.number)
 
     def _add(self, module: AnyModule, called: Called, at: int) -> None:
         """A call waits, of rows that C is told of there."""
-        rows, layout, k = called.rows, module.layout, module.number
-        n, begin = rows.numbers.size, module.size
-        module.reserve(self._expected.get(k, 0), n, n)
-        module.add(rows, self._modules.columns(called.stage, rows) if layout.columns else ())
-        record = k, n, begin, called.first, at
+        rows, begin = called.rows, module.size
+        n, columns = rows.numbers.size, module.layout.columns
+        module.add(rows, self._modules.columns(called.stage, rows) if columns else ())
+        record = module.number, n, begin, called.first, at
         if self._modules.draws:
             self._modules.seed([record])
         self._waiting.append(record)
@@ -122,6 +133,12 @@ class FoundCalls:
     def take(self) -> list[CallRecord]:
         """Those that wait, which are made now: where their modules read and write is written."""
         waiting, self._waiting = self._waiting, []
-        for k in dict.fromkeys([record[0] for record in waiting]):
-            self._inputs.place(self._modules[k], self._held)
+        held, placed = self._held, self._placed
+        if self._moves != held.moves:
+            self._moves = held.moves
+            placed.clear()
+        for k in [record[0] for record in waiting]:
+            if k not in placed:
+                placed.add(k)
+                self._inputs.place(self._modules[k], held)
         return waiting
