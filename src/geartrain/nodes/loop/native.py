@@ -8,9 +8,10 @@ What a module reads is told as stored rows (``reads.py``), so C gathers it from 
 adds gradients there. Each module of a turn has memory for the rows of all of its calls
 (``tables.py``); those that read a memory or look inside bundles also for the members of what each
 row reads (``several.py``). Rows of bundles are known by their places. Which modules C calls says
-``bound.py``, what else it reads ``words.py``, what it needs to go back ``back.py``; what the turn
-before had is used again where nobody has it any more (``rooms.py``). Whatever is not to be had so
-(modules that run again, or in which edges connect rows) is called one by one, as ever, between.
+``bound.py``, how calls wait that are found one by one ``finding.py``, what else it reads
+``words.py``, what it needs to go back ``back.py``; what the turn before had is used again where
+nobody has it any more (``rooms.py``). Whatever is not to be had so (modules that run again, or in
+which edges connect rows) is called one by one, as ever, between.
 """
 
 from __future__ import annotations

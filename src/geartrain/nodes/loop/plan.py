@@ -3,13 +3,13 @@
     columns of the rows that enter ─► stages ─► calls: rows read, rows written
                                                 exits: rows that leave
 
-Nothing here touches a payload, unless a function that decides reads it: then a call runs as soon as
-it is found, and the function gets its rows. A module is called with all rows that have come for it,
-when none before it in the same round is to be called, and those that have most go first: a loop
-over trees calls its cell once a height, and one of five kinds of cells leaves those that have few
-rows waiting for more. What no round waits for is called when the rounds are over, or where many
-rows wait. What is between modules (routes, moves, groups, joins) are the nodes and steps of a loop
-by steps, given rows without payload where none reads it.
+Nothing here touches a payload, unless a function that decides reads it: then each call is told of
+as it is found, all of them are made before the function looks, and it gets its rows. A module is
+called with all rows that have come for it, when none before it in the same round is to be called,
+and those that have most go first: a loop over trees calls its cell once a height, and one of five
+kinds of cells leaves those that have few rows waiting for more. What no round waits for is called
+when the rounds are over, or where many rows wait. What is between modules (routes, moves, groups,
+joins) are the nodes and steps of a loop by steps, given rows without payload where none reads it.
 
 A plan has to know how many parts a row has that becomes several: it is taken to be as many as
 before, and where a module then makes others, that turn is found call by call (``parting.py``).
@@ -144,7 +144,8 @@ class LoopPlan:
         entered: By entry, the first row that has entered there.
         parts: By value whose rows become several, how many; None: calls are made to find the plan.
         look: Gives rows of a value, for functions that read them; None: there are none yet.
-        run: Runs a call as soon as it is found; None: they run when the plan is ready.
+        run: Is told of a call as it is found, and runs it before anybody looks; None: they run when
+            the plan is ready.
     """
 
     numbers: Numbers
