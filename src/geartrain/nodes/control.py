@@ -80,9 +80,18 @@ class Route(AbstractStep):
         self._choose, self._ways, self._halved = choose, ways, halves
 
     def apply(self, batch: Forward) -> Passage:
-        choice = self._chosen(batch, self.place.view(batch))
+        return Passage(
+            [
+                (way, batch if rows is None else batch.take(rows))
+                for way, rows in self.split(batch, self.place.view(batch))
+            ]
+        )
+
+    def split(self, batch: Forward, view: View) -> list[tuple[int, IntArray | None]]:
+        """By which ports rows leave, and which of them, in order; None: all."""
+        choice = self._chosen(batch, view)
         if self._halved:
-            return self._halves(batch, choice if choice.dtype == np.bool_ else choice != 0)
+            return _halves(choice if choice.dtype == np.bool_ else choice != 0)
         ports = choice.astype(np.int64)
         order = ports.argsort(kind="stable")
         ranked = ports[order]
@@ -93,16 +102,14 @@ class Route(AbstractStep):
                 f"but the route has {self._ways} ways, 0..{self._ways - 1}"
             )
         if low == high:
-            return Passage([(low, batch)])
+            return [(low, None)]
         ends = ranked.searchsorted(np.arange(low, high + 1), "right").tolist()
         begins = [0, *ends]
-        return Passage(
-            [
-                (k, batch.take(order[begin:end]))
-                for k, begin, end in zip(range(low, high + 1), begins, ends, strict=False)
-                if end > begin
-            ]
-        )
+        return [
+            (k, order[begin:end])
+            for k, begin, end in zip(range(low, high + 1), begins, ends, strict=False)
+            if end > begin
+        ]
 
     @property
     def ways(self) -> int:
@@ -136,14 +143,16 @@ class Route(AbstractStep):
         )
         raise GraphError(f"'{self.name}': its function returned {choice.dtype}; {wanted}")
 
-    def _halves(self, batch: Forward, mask: Any) -> Passage:
-        (yes,) = mask.nonzero()
-        if yes.size == mask.size:
-            return Passage([(0, batch)])
-        if yes.size == 0:
-            return Passage([(1, batch)])
-        (no,) = (~mask).nonzero()
-        return Passage([(0, batch.take(yes)), (1, batch.take(no))])
+
+def _halves(mask: Any) -> list[tuple[int, IntArray | None]]:
+    """Rows of which something holds leave by port 0, others by port 1."""
+    (yes,) = mask.nonzero()
+    if yes.size == mask.size:
+        return [(0, None)]
+    if yes.size == 0:
+        return [(1, None)]
+    (no,) = (~mask).nonzero()
+    return [(0, yes), (1, no)]
 
 
 def by_columns(error: Exception) -> str:

@@ -14,6 +14,7 @@ from geartrain.frames.message import Payload
 from geartrain.native import calls
 from geartrain.native.calls import CallForm, SeveralForm
 from geartrain.nodes.call import read_columns
+from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.buffers import FiringTensors
 from geartrain.nodes.loop.layout import CallLayout, kinds_of
@@ -318,6 +319,29 @@ class CalledModules:
         if payload is None or not isinstance(stage, CallStage):
             return payload
         return [payload[j] for j in self._inner[stage.number].call.taken(len(payload))]
+
+    def whence_of(self, module: AnyModule, stage: Stage, rows: RowNumbers) -> list[Whence] | None:
+        """Which stored rows each read of a module reads; None: it has not been told of such."""
+        payload = self.whence(stage, rows)
+        return None if payload is None else _picked(payload, module)
+
+    def seed(self, records: Sequence[Sequence[int]]) -> None:
+        """Seeds for the rows of some calls, as if each were made by itself."""
+        runs: list[tuple[TurnModule, int, int]] = []
+        for k, n, begin, *_ in records:
+            module = self[k]
+            if not isinstance(module, TurnModule) or not module.draws:
+                continue
+            before, its, had = runs[-1] if runs else (None, 0, 0)
+            if before is module and its + had == begin:
+                runs[-1] = module, its, had + n
+            else:
+                runs.append((module, begin, n))
+        if runs:
+            sizes = [n for _, _, n in runs]
+            seeds = row_seeds(sum(sizes)).split_with_sizes(sizes)
+            for (module, begin, _), mine in zip(runs, seeds, strict=True):
+                module.seed(begin, mine)
 
     def _fitting(self, called: Called, k: int, tensors: Sequence[ReadTensor]) -> AnyModule | None:
         """The module of a call whose arguments are made of such; None: C cannot make it."""

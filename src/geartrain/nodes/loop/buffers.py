@@ -59,6 +59,7 @@ class FiringTensors(AbstractTensors):
 
     Attributes:
         alike: Whether all values so far have dtypes and shapes as before.
+        moves: How often a buffer of any value has been made, or has moved, in this firing.
     """
 
     __slots__ = (
@@ -75,6 +76,7 @@ class FiringTensors(AbstractTensors):
         "_values",
         "_zeros",
         "alike",
+        "moves",
     )
 
     def __init__(
@@ -92,7 +94,7 @@ class FiringTensors(AbstractTensors):
         self._made: set[int] = set()  # values whose buffers nobody else has
         self._left: dict[int, list[Tensor]] = {}
         self._kinds: dict[int, list[Kind]] = {}
-        self.alike = True
+        self.alike, self.moves = True, 0
         if left is not None:
             self._left, self._kinds, self._moves = left
         self._over: set[tuple[int, int]] = set()  # columns whose gradients lie where they lay
@@ -198,6 +200,7 @@ class FiringTensors(AbstractTensors):
 
     def _move(self, number: int) -> None:
         """The buffers of a value are made, or move."""
+        self.moves += 1
         moves = self._moves
         moves += [0] * (number + 1 - len(moves))
         moves[number] += 1

@@ -75,14 +75,26 @@ class LoopCalls:
     def found(
         self, turn: Turn, run: Callable[[int, Called], None], number: int, called: Called
     ) -> None:
-        """Make a call that has been found while a turn is planned."""
+        """A call has been found while a turn is planned: it is made, or waits."""
         if number < len(turn.kept):
             return  # taken together with one before
         made = 0 if turn.native is None else turn.native.found(number, called)
         if not made:
+            self.make(turn, run)
             run(number, called)
         elif isinstance(called.stage, CallStage):
             self.made += made
+
+    def make(self, turn: Turn, run: Callable[[int, Called], None]) -> None:
+        """Make the calls that have been found, and wait."""
+        if turn.native is None:
+            return
+        while lacking := turn.native.make():
+            first, calls = len(turn.kept), turn.plan.calls
+            again = calls[first : first + lacking]
+            self.made -= sum([isinstance(called.stage, CallStage) for called in again])
+            for number, called in enumerate(again, first):
+                self.found(turn, run, number, called)
 
     def run(self, turn: Turn, train: bool, number: int, called: Called) -> None:
         """Make one call, forward."""

@@ -113,6 +113,11 @@ class TurnModule:
             self.arena, self._at = NO_MEMORY, None
             self.arena = RowMemory(self.layout.blocks, max(end, n))
 
+    def has_room(self, n: int) -> bool:
+        """Whether there is room for one call more, of n rows, and there has been one."""
+        end = self.size + n
+        return self.size > 0 and end <= self.arena.rows and n <= self.call_rows
+
     def lie(self, passing: PassingMemory) -> bool:
         """Have inputs that no way back reads where those of any call lie; whether they have lain
         elsewhere."""

@@ -8,9 +8,10 @@ What a module reads is told as stored rows (``reads.py``), so C gathers it from 
 adds gradients there. Each module of a turn has memory for the rows of all of its calls
 (``tables.py``); those that read a memory or look inside bundles also for the members of what each
 row reads (``several.py``). Rows of bundles are known by their places. Which modules C calls says
-``bound.py``, what else it reads ``words.py``, what it needs to go back ``back.py``; what the turn
-before had is used again where nobody has it any more (``rooms.py``). Whatever is not to be had so
-(modules that run again, or in which edges connect rows) is called one by one, as ever, between.
+``bound.py``, how calls wait that are found one by one ``finding.py``, what else it reads
+``words.py``, what it needs to go back ``back.py``; what the turn before had is used again where
+nobody has it any more (``rooms.py``). Whatever is not to be had so (modules that run again, or in
+which edges connect rows) is called one by one, as ever, between.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from geartrain.frames.message import INSTANCE, IntArray, ends_of
 from geartrain.native import calls, library, pool
 from geartrain.native.fused import LACKING
 from geartrain.native.rows import pointer
-from geartrain.nodes.chance import row_seeds
 from geartrain.nodes.loop.arenas import few_more
 from geartrain.nodes.loop.back import NativeReturn, equal_shares
 from geartrain.nodes.loop.bound import CalledModules, Chosen, Stage
 from geartrain.nodes.loop.buffers import FiringTensors
+from geartrain.nodes.loop.finding import FoundCalls
 from geartrain.nodes.loop.hoisting import Hoists, call_in_two, shared_rows
 from geartrain.nodes.loop.module import NativeKept, TurnModule, by_module
 from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, joined
 from geartrain.nodes.loop.reads import ReadTensor, Whence
-from geartrain.nodes.loop.rooms import AnyModule, CallInputs, TurnRoom
+from geartrain.nodes.loop.rooms import CallInputs, TurnRoom
 from geartrain.nodes.loop.several import SeveralModule
 from geartrain.nodes.loop.stories import story_of
 from geartrain.nodes.loop.tables import Tables
@@ -99,6 +100,7 @@ class NativeCalls:
         self._inputs = CallInputs(room.inputs)
         self._return = NativeReturn(turn, held, tables, self._modules, room.passing)
         self._words = CallWords(room.words)
+        self._found = FoundCalls(turn, self._modules, held, self._words, self._inputs, expected)
         self._records = np.zeros((0, calls.CALL_WORDS), np.int64)
         self._at_records = 0
         self._listed: list[list[int]] | None = None  # all records, when calls go back
@@ -155,6 +157,8 @@ class NativeCalls:
             end += 1
         if end > number:
             records = self._records[number:end].tolist()
+            if self._modules.draws:
+                self._modules.seed(records)
             end = self._make(number, records)
             self.count += end - number
             held, its = self._held, {k: self._modules[k] for k in ready}
@@ -278,7 +282,7 @@ class NativeCalls:
         module, plan, n = self._modules[k], self._turn.plan.numbers, len(rows)
         module.reserve(few_more(n, self._expected.get(k, 0)), n, max(sizes))
         module.add(rows, columns)
-        self._place(module)
+        self._inputs.place(module, self._held)
         made = module.layout.into
         if len(sizes) == 1:
             at = self._words.written(self._words.told(some, 0))
@@ -295,60 +299,34 @@ class NativeCalls:
     # Forward, where calls are found one by one
 
     def found(self, number: int, called: Called) -> int:
-        """Make a call as soon as it is found, with those that it may be taken together with.
+        """A call is found, with those that it may be taken together with.
 
         Returns:
-            How many calls have been made; 0: C cannot make this one.
+            How many calls wait to be made now; 0: C cannot make this one.
         """
-        together = called.together
-        if together is not None and number == together.number:
-            several = self._turn.plan.calls[number : together.end]
-            made = self._find(number, several, together.rows)
-            if made:
-                return made
-        called = called.by_members(self._turn.plan.numbers)
-        return self._find(number, [called], called.rows)
+        return self._found.find(number, called)
 
-    def _find(self, number: int, found: Sequence[Called], rows: RowNumbers) -> int:
-        modules = self._modules.of(found, rows)
-        if not modules:
+    def make(self) -> int:
+        """Make the calls that wait.
+
+        Returns:
+            How many of them, the last ones, C has not made: they are to be found anew.
+        """
+        waiting = self._found.take()
+        if not waiting:
             return 0
-        end = number + len(found)
+        kept = self._turn.kept
+        end = len(kept)
+        first = end - len(waiting)
         if end > len(self._records):
             more = np.zeros((max(64, 2 * end), calls.CALL_WORDS), np.int64)
             more[: len(self._records)] = self._records
             self._records, self._at_records = more, pointer(more)
-        asked = None in [some for _, some in modules]
-        at = self._words.pooled(rows.numbers) if asked else 0
-        records: list[tuple[int, ...]] = []
-        offset, kept = 0, self._turn.kept
-        for called, (module, some) in zip(found, modules, strict=True):
-            n, begin = called.rows.numbers.size, module.size
-            words = [at + 8 * offset, 0] if some is None else self._words.told(some, offset)
-            index = self._words.written(words)
-            records.append((module.number, n, begin, called.first, index))
-            self._add(module, called)
-            kept.append(NativeKept(module, self._held, begin, called.first, n))
-            offset += n
-        self._records[number:end] = records
-        made = self._make(number, records) - number
-        del kept[number + made :]
-        self.count += made
-        return made
-
-    def _add(self, module: AnyModule, called: Called) -> None:
-        """Rows more of a module, and its addresses as they are then."""
-        rows, layout = called.rows, module.layout
-        n = rows.numbers.size
-        module.reserve(self._expected.get(module.number, 0), n, n)
-        module.add(rows, self._modules.columns(called.stage, rows) if layout.columns else ())
-        self._place(module)
-
-    def _place(self, module: AnyModule) -> None:
-        """Write where everything lies that a module's forward reads and writes."""
-        if isinstance(module, TurnModule) and module.layout.fleeting_blocks:
-            self._inputs.lie(module, self._held)
-        module.place(self._held)
+        self._records[first:end] = waiting
+        made = self._make(first, waiting)
+        del kept[made:]
+        self.count += made - first
+        return end - made
 
     def _make(self, first: int, records: Sequence[Sequence[int]]) -> int:
         """Make calls.
@@ -362,8 +340,6 @@ class NativeCalls:
         """
         dtype = self._modules.dtype
         assert dtype is not None
-        if self._modules.draws:
-            self._seed(records)
         at = self._at_records + 8 * calls.CALL_WORDS * first
         room, much = self._extent(records, forward=True)
         where = 0 if room is None else room.data_ptr()
@@ -378,24 +354,6 @@ class NativeCalls:
         module.kernel.give_up("it asks for rows in another way")
         self._modules.given_up.add(module.number)
         return first + bad // 4
-
-    def _seed(self, records: Sequence[Sequence[int]]) -> None:
-        """Seeds for the rows of some calls, as if each were made by itself."""
-        runs: list[tuple[TurnModule, int, int]] = []
-        for k, n, begin, *_ in records:
-            module = self._modules[k]
-            if not isinstance(module, TurnModule) or not module.draws:
-                continue
-            before, its, had = runs[-1] if runs else (None, 0, 0)
-            if before is module and its + had == begin:
-                runs[-1] = module, its, had + n
-            else:
-                runs.append((module, begin, n))
-        if runs:
-            sizes = [n for _, _, n in runs]
-            seeds = row_seeds(sum(sizes)).split_with_sizes(sizes)
-            for (module, begin, _), mine in zip(runs, seeds, strict=True):
-                module.seed(begin, mine)
 
     def _extent(
         self, records: Sequence[Sequence[int]], *, forward: bool

@@ -239,9 +239,11 @@ class LoopNode(AbstractNode):
         turn = self._turn(slots, came, None, native)
         run, plan = self._runs(turn, train), turn.plan
         self._enter(turn, came)
-        plan.look = partial(_read, turn)
+        make = partial(self._calls.make, turn, run)
+        plan.look = partial(_read, turn, make)
         plan.run = run if turn.native is None else partial(self._calls.found, turn, run)
         self.planner.finish(plan)
+        make()
         plan.look = plan.run = None
         return turn
 
@@ -424,7 +426,8 @@ def _entered_by(came: Sequence[Came]) -> list[tuple[IntArray, IntArray]]:
     return [(each.state[INSTANCE], each.origin) for each in came]
 
 
-def _read(turn: Turn, source: AbstractValue, rows: IntArray) -> Payload:
-    """What functions that decide are given."""
+def _read(turn: Turn, make: Callable[[], None], source: AbstractValue, rows: IntArray) -> Payload:
+    """What functions that decide are given, when calls that wait have been made."""
+    make()
     payload = source.gather(turn.held, rows)
     return payload if turn.tape is None else detached(payload)

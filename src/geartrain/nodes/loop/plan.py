@@ -3,13 +3,13 @@
     columns of the rows that enter ─► stages ─► calls: rows read, rows written
                                                 exits: rows that leave
 
-Nothing here touches a payload, unless a function that decides reads it: then a call runs as soon as
-it is found, and the function gets its rows. A module is called with all rows that have come for it,
-when none before it in the same round is to be called, and those that have most go first: a loop
-over trees calls its cell once a height, and one of five kinds of cells leaves those that have few
-rows waiting for more. What no round waits for is called when the rounds are over, or where many
-rows wait. What is between modules (routes, moves, groups, joins) are the nodes and steps of a loop
-by steps, given rows without payload where none reads it.
+Nothing here touches a payload, unless a function that decides reads it: then each call is told of
+as it is found, all of them are made before the function looks, and it gets its rows. A module is
+called with all rows that have come for it, when none before it in the same round is to be called,
+and those that have most go first: a loop over trees calls its cell once a height, and one of five
+kinds of cells leaves those that have few rows waiting for more. What no round waits for is called
+when the rounds are over, or where many rows wait. What is between modules (routes, moves, groups,
+joins) are the nodes and steps of a loop by steps, given rows without payload where none reads it.
 
 A plan has to know how many parts a row has that becomes several: it is taken to be as many as
 before, and where a module then makes others, that turn is found call by call (``parting.py``).
@@ -18,7 +18,7 @@ before, and where a module then makes others, that turn is found call by call (`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias, final
@@ -43,6 +43,16 @@ class RowNumbers:
 
     def __len__(self) -> int:
         return self.numbers.size
+
+    def some(self, which: IntArray | None) -> RowNumbers:
+        """These of them, in this order; None: all."""
+        if which is None:
+            return self
+        return RowNumbers(self.numbers.take(which), self.state.take(which, 1))
+
+
+Sent: TypeAlias = Sequence[tuple[int, RowNumbers]]
+"""Rows that leave a stage, with the output ports that they leave by."""
 
 
 def joined(came: Sequence[RowNumbers]) -> RowNumbers:
@@ -134,7 +144,8 @@ class LoopPlan:
         entered: By entry, the first row that has entered there.
         parts: By value whose rows become several, how many; None: calls are made to find the plan.
         look: Gives rows of a value, for functions that read them; None: there are none yet.
-        run: Runs a call as soon as it is found; None: they run when the plan is ready.
+        run: Is told of a call as it is found, and runs it before anybody looks; None: they run when
+            the plan is ready.
     """
 
     numbers: Numbers
@@ -184,15 +195,13 @@ class AbstractStage(ABC):
         self.sent = True
 
     @abstractmethod
-    def apply(
-        self, port: int, rows: RowNumbers, plan: LoopPlan
-    ) -> Iterator[tuple[int, RowNumbers]]:
+    def apply(self, port: int, rows: RowNumbers, plan: LoopPlan) -> Sent:
         """Rows have come by a port; gives what leaves, by output port."""
 
     def take(self, port: int) -> RowNumbers:
         """All that waits at a port."""
         came, self.waiting[port] = self.waiting[port], []
-        return joined(came)
+        return came[0] if len(came) == 1 else joined(came)
 
     def rows_waiting(self) -> int:
         """How many have come by all ports."""
@@ -230,9 +239,7 @@ class CallStage(AbstractStage):
         self.number, self.source, self.into, self.pools = number, source, into, pools
         self.kin, self.which = kin, which
 
-    def apply(
-        self, port: int, rows: RowNumbers, plan: LoopPlan
-    ) -> Iterator[tuple[int, RowNumbers]]:
+    def apply(self, port: int, rows: RowNumbers, plan: LoopPlan) -> Sent:
         return _record(self, rows, plan)
 
 
@@ -257,15 +264,11 @@ class StoreStage(AbstractStage):
         """What copies the rows that bundles hold, where it copies bundles."""
         return StoreStage(self.number, Unbundled(self.source.number, self.source), self.into)
 
-    def apply(
-        self, port: int, rows: RowNumbers, plan: LoopPlan
-    ) -> Iterator[tuple[int, RowNumbers]]:
+    def apply(self, port: int, rows: RowNumbers, plan: LoopPlan) -> Sent:
         return _record(self, rows, plan)
 
 
-def _record(
-    stage: CallStage | StoreStage, rows: RowNumbers, plan: LoopPlan
-) -> Iterator[tuple[int, RowNumbers]]:
+def _record(stage: CallStage | StoreStage, rows: RowNumbers, plan: LoopPlan) -> Sent:
     lengths = stage.source.lengths(plan.numbers, rows.numbers)
     into = stage.into.number
     numbers = plan.numbers.more(into, len(rows), None if stage.pools else lengths)
@@ -273,4 +276,4 @@ def _record(
     plan.calls.append(called)
     if plan.run is not None:
         plan.run(len(plan.calls) - 1, called)
-    yield 0, RowNumbers(numbers, rows.state)
+    return ((0, RowNumbers(numbers, rows.state)),)

@@ -20,6 +20,7 @@ from geartrain.nodes.loop.plan import (
     JointCall,
     LoopPlan,
     RowNumbers,
+    Sent,
 )
 from geartrain.nodes.loop.repeats import LONG_AFTER, Repeats
 from geartrain.nodes.loop.values import Stored
@@ -178,14 +179,14 @@ class Planner:
                 break
             self._look_for_an_end(repeats, plan)
             if len(ready) == 1:
-                self._run(ready[0], 0, ready[0].take(0), plan)
+                self._send(ready[0], ready[0].apply(0, ready[0].take(0), plan))
                 continue
             several = _by_kin(ready)
             rows = [sum([call.rows_waiting() for call in calls]) for calls in several]
             few = SHARE * max(rows)
             for calls, n in zip(several, rows, strict=True):
                 if n >= few and len(calls) == 1:
-                    self._run(calls[0], 0, calls[0].take(0), plan)
+                    self._send(calls[0], calls[0].apply(0, calls[0].take(0), plan))
                 elif n >= few:
                     self._run_together(calls, plan)
         if self.watch is not None and self._passed:
@@ -242,7 +243,7 @@ class Planner:
         while moved:
             while self._pass_on(self._passing, plan):
                 pass
-            moved = self._pass_on(self._collecting, plan)
+            moved = bool(self._collecting) and self._pass_on(self._collecting, plan)
 
     def _pass_on(self, stages: Sequence[AbstractStage], plan: LoopPlan) -> bool:
         """Let these do what they can, once; whether any has."""
@@ -252,7 +253,7 @@ class Planner:
                 stage.sent = False
                 for port, came in enumerate(stage.waiting):
                     if came:
-                        self._run(stage, port, stage.take(port), plan)
+                        self._send(stage, stage.apply(port, stage.take(port), plan))
                         moved = True
         return moved
 
@@ -263,19 +264,17 @@ class Planner:
                 return True
         return False
 
-    def _run(self, stage: AbstractStage, port: int, rows: RowNumbers, plan: LoopPlan) -> None:
-        for way, sent in stage.apply(port, rows, plan):
-            self._send(stage, way, sent)
-
-    def _send(self, stage: AbstractStage, way: int, rows: RowNumbers) -> None:
+    def _send(self, stage: AbstractStage, sent: Sent) -> None:
         """Rows leave a stage."""
-        if way in stage.back:
-            self._count(stage.back[way], rows)
-        target = stage.targets.get(way)
-        if target is not None:
-            reader = target[0]()
-            assert reader is not None
-            reader.send(target[1], rows)
+        for way, rows in sent:
+            if way in stage.back:
+                self._count(stage.back[way], rows)
+            target = stage.targets.get(way)
+            if target is not None:
+                reader = target[0]()
+                assert reader is not None
+                reader.waiting[target[1]].append(rows)
+                reader.sent = True
 
     def _run_together(self, calls: Sequence[CallStage], plan: LoopPlan) -> None:
         """Call several modules with what waits for them."""
@@ -283,7 +282,7 @@ class Planner:
         numbers = np.concatenate([r.numbers for r in came])
         if calls[0].source.lengths(plan.numbers, numbers) is not None:
             for call, rows in zip(calls, came, strict=True):
-                self._run(call, 0, rows, plan)
+                self._send(call, call.apply(0, rows, plan))
             return
         state = np.concatenate([r.state for r in came], axis=1)
         made = plan.numbers.more(calls[0].into.number, numbers.size)
@@ -299,10 +298,10 @@ class Planner:
                 plan.run(number, plan.calls[number])
         target = calls[0].targets[0]
         if all(call.targets[0] == target and not call.back for call in calls):
-            self._send(calls[0], 0, RowNumbers(made, state))
+            self._send(calls[0], ((0, RowNumbers(made, state)),))
             return
         for call, rows, end in zip(calls, came, ends, strict=True):
-            self._send(call, 0, RowNumbers(made[end - len(rows) : end], rows.state))
+            self._send(call, ((0, RowNumbers(made[end - len(rows) : end], rows.state)),))
 
     def _count(self, port: tuple[int, int], rows: RowNumbers) -> None:
         """Rows go round."""

@@ -49,6 +49,12 @@ class CallInputs:
                 one.lie(self._memory)
                 one.place(held)
 
+    def place(self, module: AnyModule, held: FiringTensors) -> None:
+        """Write where everything lies that a module's forward reads and writes."""
+        if isinstance(module, TurnModule) and module.layout.fleeting_blocks:
+            self.lie(module, held)
+        module.place(held)
+
     def rest(self) -> PassingMemory:
         """All calls have been made: nobody has such inputs any more. The memory, for the turn that
         is next."""

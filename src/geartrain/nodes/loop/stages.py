@@ -6,7 +6,6 @@ a payload it is given too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import final
 
 import numpy as np
@@ -14,12 +13,12 @@ import numpy as np
 from geartrain.errors import GeartrainError, WorkerError
 from geartrain.frames.counted import counted
 from geartrain.frames.message import INSTANCE
-from geartrain.nodes.control import AbstractStep, by_columns
+from geartrain.nodes.control import AbstractStep, Move, Route, by_columns
 from geartrain.nodes.group import Group
 from geartrain.nodes.join import JoinNode
 from geartrain.nodes.loop.columns import SideBySide
 from geartrain.nodes.loop.members import Members
-from geartrain.nodes.loop.plan import AbstractStage, LoopPlan, RowNumbers
+from geartrain.nodes.loop.plan import AbstractStage, LoopPlan, RowNumbers, Sent
 from geartrain.nodes.loop.sides import Sides
 from geartrain.nodes.loop.values import AbstractValue, Grouped, Parted, Unbundled
 from geartrain.nodes.structure import Flatmap, Ungroup
@@ -38,17 +37,20 @@ class StepStage(AbstractStage):
         super().__init__()
         self.step, self.source = step, source
 
-    def apply(
-        self, port: int, rows: RowNumbers, plan: LoopPlan
-    ) -> Iterator[tuple[int, RowNumbers]]:
-        batch = plan.batch(rows, self.source)
+    def apply(self, port: int, rows: RowNumbers, plan: LoopPlan) -> Sent:
+        batch, step = plan.batch(rows, self.source), self.step
         try:
-            passage = self.step.apply(batch)
+            if isinstance(step, Route):
+                view = step.place.view(batch)
+                return [(way, rows.some(which)) for way, which in step.split(batch, view)]
+            if isinstance(step, Move):
+                view = step.place.view(batch)
+                return ((0, RowNumbers(rows.numbers, step.move(batch, view))),)
+            passage = step.apply(batch)
         except Exception as error:
-            _blame(self.step, rows, error)
+            _blame(step, rows, error)
             raise
-        for way, sent in passage.forward:
-            yield way, RowNumbers(sent.origin, sent.state)
+        return [(way, RowNumbers(sent.origin, sent.state)) for way, sent in passage.forward]
 
 
 @final
@@ -59,10 +61,8 @@ class PassStage(AbstractStage):
         super().__init__()
         self._ways = ways
 
-    def apply(
-        self, port: int, rows: RowNumbers, plan: LoopPlan
-    ) -> Iterator[tuple[int, RowNumbers]]:
-        return ((way, rows) for way in range(self._ways))
+    def apply(self, port: int, rows: RowNumbers, plan: LoopPlan) -> Sent:
+        return [(way, rows) for way in range(self._ways)]
 
 
 @final
@@ -78,11 +78,9 @@ class SideStage(AbstractStage):
         super().__init__()
         self._value, self._port = value, port
 
-    def apply(
-        self, port: int, rows: RowNumbers, plan: LoopPlan
-    ) -> Iterator[tuple[int, RowNumbers]]:
+    def apply(self, port: int, rows: RowNumbers, plan: LoopPlan) -> Sent:
         sides = plan.numbers.sides(self._value, rows.numbers)
-        yield 0, RowNumbers(sides[self._port], rows.state)
+        return ((0, RowNumbers(sides[self._port], rows.state)),)
 
 
 @final
@@ -97,12 +95,10 @@ class HoldStage(AbstractStage):
         super().__init__()
         self._column = column
 
-    def apply(
-        self, port: int, rows: RowNumbers, plan: LoopPlan
-    ) -> Iterator[tuple[int, RowNumbers]]:
+    def apply(self, port: int, rows: RowNumbers, plan: LoopPlan) -> Sent:
         state = rows.state.copy()
         state[self._column] = rows.numbers
-        yield 0, RowNumbers(rows.numbers, state)
+        return ((0, RowNumbers(rows.numbers, state)),)
 
 
 @final
@@ -118,9 +114,7 @@ class FlatmapStage(AbstractStage):
         super().__init__()
         self._node, self._source = node, source
 
-    def apply(
-        self, port: int, rows: RowNumbers, plan: LoopPlan
-    ) -> Iterator[tuple[int, RowNumbers]]:
+    def apply(self, port: int, rows: RowNumbers, plan: LoopPlan) -> Sent:
         batch = plan.batch(rows, self._source)
         try:
             starts, counts = self._node.copies(batch)
@@ -128,10 +122,11 @@ class FlatmapStage(AbstractStage):
             _blame(self._node, rows, error)
             raise
         which = counted(0, len(rows)).repeat(counts)
-        if which.size:
-            state = rows.state.take(which, 1)
-            state[self._node.column] = self._node.numbers(starts, counts)
-            yield 0, RowNumbers(rows.numbers.take(which), state)
+        if not which.size:
+            return ()
+        state = rows.state.take(which, 1)
+        state[self._node.column] = self._node.numbers(starts, counts)
+        return ((0, RowNumbers(rows.numbers.take(which), state)),)
 
 
 @final
@@ -147,16 +142,15 @@ class UngroupStage(AbstractStage):
         super().__init__()
         self._node, self._value = node, value
 
-    def apply(
-        self, port: int, rows: RowNumbers, plan: LoopPlan
-    ) -> Iterator[tuple[int, RowNumbers]]:
+    def apply(self, port: int, rows: RowNumbers, plan: LoopPlan) -> Sent:
         if plan.look is not None:
             self._value.parts = plan.look(self._value.source, rows.numbers[:1])[0].shape[1]
         k = self._value.parts
         numbers = (rows.numbers[:, None] * k + np.arange(k)).ravel()
-        if numbers.size:
-            state = self._node.parts(rows.state, np.full(len(rows), k, np.int64))
-            yield 0, RowNumbers(numbers, state)
+        if not numbers.size:
+            return ()
+        state = self._node.parts(rows.state, np.full(len(rows), k, np.int64))
+        return ((0, RowNumbers(numbers, state)),)
 
 
 @final
@@ -172,15 +166,14 @@ class UnbundleStage(AbstractStage):
         super().__init__()
         self._node, self._value = node, value
 
-    def apply(
-        self, port: int, rows: RowNumbers, plan: LoopPlan
-    ) -> Iterator[tuple[int, RowNumbers]]:
+    def apply(self, port: int, rows: RowNumbers, plan: LoopPlan) -> Sent:
         source = self._value.source
         lengths = source.lengths(plan.numbers, rows.numbers)
         assert lengths is not None
         places = source.places(plan.numbers, rows.numbers)
-        if places.size:
-            yield 0, RowNumbers(places, self._node.parts(rows.state, lengths))
+        if not places.size:
+            return ()
+        return ((0, RowNumbers(places, self._node.parts(rows.state, lengths))),)
 
 
 @final
@@ -194,16 +187,16 @@ class GroupStage(AbstractStage):
         self.node, self.value = node, value
         self._members = Members(node)
 
-    def apply(
-        self, port: int, rows: RowNumbers, plan: LoopPlan
-    ) -> Iterator[tuple[int, RowNumbers]]:
+    def apply(self, port: int, rows: RowNumbers, plan: LoopPlan) -> Sent:
         try:
             members, sizes, state = self._members.complete(rows.numbers, rows.state)
         except Exception as error:
             _blame(self.node, rows, error)
             raise
-        if sizes.size:
-            yield 0, RowNumbers(plan.numbers.group(self.value.number, members, sizes), state)
+        if not sizes.size:
+            return ()
+        numbers = plan.numbers.group(self.value.number, members, sizes)
+        return ((0, RowNumbers(numbers, state)),)
 
     def story(self) -> list[str]:
         return self._members.story()
@@ -220,12 +213,11 @@ class JoinStage(AbstractStage):
         self._node, self._value = node, value
         self._sides = Sides(node, ports)
 
-    def apply(
-        self, port: int, rows: RowNumbers, plan: LoopPlan
-    ) -> Iterator[tuple[int, RowNumbers]]:
+    def apply(self, port: int, rows: RowNumbers, plan: LoopPlan) -> Sent:
         sides, state = self._sides.complete(port, rows.numbers, rows.state)
-        if sides[0].size:
-            yield 0, RowNumbers(plan.numbers.join(self._value.number, sides), state)
+        if not sides[0].size:
+            return ()
+        return ((0, RowNumbers(plan.numbers.join(self._value.number, sides), state)),)
 
     def story(self) -> list[str]:
         return self._sides.story()
@@ -244,11 +236,9 @@ class ExitStage(AbstractStage):
         super().__init__()
         self.number, self.judged = number, judged
 
-    def apply(
-        self, port: int, rows: RowNumbers, plan: LoopPlan
-    ) -> Iterator[tuple[int, RowNumbers]]:
+    def apply(self, port: int, rows: RowNumbers, plan: LoopPlan) -> Sent:
         (plan.judged if self.judged else plan.exits)[self.number].append(rows)
-        return iter(())
+        return ()
 
 
 def _blame(node: AbstractStep | Flatmap | Group, rows: RowNumbers, error: Exception) -> None:
