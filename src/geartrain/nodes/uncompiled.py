@@ -27,20 +27,20 @@ _INSTEAD: Final = "__dynamo_disable"
 def uncompiled() -> Iterator[None]:
     """What torch keeps its compiler away from is called as it is, if the compiler is not there yet.
 
-    It decorates functions, too.
+    It decorates functions, too. Entered in turn it is done once; if the thread that has done it is
+    the first to leave, the other one may import the compiler.
     """
-    if "torch._dynamo" in sys.modules:
+    functions = _kept_away_from()
+    there = "torch._dynamo" in sys.modules
+    if there or not functions or _INSTEAD in vars(functions[0]):
         yield
         return
-    ours = [
-        each for each in _kept_away_from() if _INSTEAD not in vars(each)
-    ]  # none if entered twice
-    for function in ours:
+    for function in functions:
         setattr(function, _INSTEAD, function)
     try:
         yield
     finally:
-        for function in ours:
+        for function in functions:
             vars(function).pop(_INSTEAD, None)
 
 
