@@ -55,7 +55,7 @@ class UncompiledMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @cache
 def _kept_away_from() -> tuple[FunctionType, ...]:
     """The functions, out of what torch wraps around them."""
-    wrapper: Any = _disable_dynamo(lambda: None)
+    wrapper: Any = _disable_dynamo(uncompiled)
     left: list[object] = [*vars(Optimizer).values()]
     for table in global_decomposition_table.values():
         left += table.values()
