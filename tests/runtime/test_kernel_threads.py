@@ -105,12 +105,10 @@ print(before, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
 @needs_linux
-def test_who_forks_workers_has_no_team_that_they_would_wait_for(tmp_path: Path) -> None:
-    nursery = Nursery()
-    try:
-        before, inside = map(int, str(Program(nursery, tmp_path / "run", FORKS).line()).split())
-    finally:
-        nursery.close()
+def test_who_forks_workers_has_no_team_that_they_would_wait_for(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    before, inside = map(int, str(Program(nursery, tmp_path / "run", FORKS).line()).split())
     if before < 3:
         pytest.skip("torch has no OpenMP here")
     assert inside == 3

@@ -9,6 +9,7 @@ import torch
 from geartrain.device import require_device
 from geartrain.errors import GraphError
 from geartrain.graph.graph import Graph
+from geartrain.nodes.uncompiled import uncompiled
 from geartrain.parts.norms import share_norms
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Part, Rules
@@ -29,6 +30,7 @@ def part_names(graph: Graph) -> dict[str, str]:
     return found
 
 
+@uncompiled()
 def make_parts(
     graph: Graph, defaults: Rules, device: torch.device | None = None
 ) -> dict[str, PartState]:

@@ -23,8 +23,10 @@ from geartrain.graph.refusals import (
 )
 from geartrain.graph.sample_rows import sample_rows_of
 from geartrain.graph.through import Through
+from geartrain.nodes.uncompiled import uncompiled
 
 
+@uncompiled()
 def check(
     graph: AbstractGraph,
     shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]],

@@ -17,11 +17,12 @@ from geartrain.nodes.call import Call, arguments
 from geartrain.nodes.chance import generators_kept
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.stand_in import shell_of, tensors_of
+from geartrain.nodes.uncompiled import uncompiled
 
 
 def on_meta(function: Callable[..., Any], args: Sequence[Any]) -> object:
     """What a function makes of meta tensors, its weights being such, too."""
-    with torch.no_grad(), generators_kept(None), _LinearByShapes():
+    with torch.no_grad(), generators_kept(None), uncompiled(), _LinearByShapes():
         if not isinstance(function, nn.Module):
             return function(*args)
         tensors = tensors_of(function)

@@ -19,10 +19,10 @@ from typing import Any, Final, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from geartrain.errors import GraphError
 from geartrain.generators import set_torch_state, torch_state
+from geartrain.nodes.uncompiled import UncompiledMode
 
 _ATEN: Final = torch.ops.aten
 _DROPOUT: Final = _ATEN.native_dropout.default
@@ -76,7 +76,7 @@ def generators_kept(device: torch.device | None) -> Iterator[None]:
 
 
 @final
-class Remembered(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Remembered(UncompiledMode):
     """Keeps what operators with a seed draw while it is entered; a mode is of one thread.
 
     Raises:
@@ -109,7 +109,7 @@ class Remembered(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @final
-class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Watched(UncompiledMode):
     """Sees whether anything is drawn while it is entered, ``drew``, or a value looked at by Python,
     ``looked``."""
 
@@ -133,7 +133,7 @@ class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @final
-class _Repeated(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Repeated(UncompiledMode):
     """Gives what was drawn, in order."""
 
     def __init__(self, drawn: Sequence[Tensor]) -> None:

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import (
     flop_registry,
     sdpa_backward_flop_count,
@@ -26,6 +25,7 @@ from torch.utils.flop_counter import (
 from geartrain.engine.instrument import AbstractMeter
 from geartrain.native.operations import Counted, is_told_before
 from geartrain.nodes.node import Spared
+from geartrain.nodes.uncompiled import UncompiledMode
 
 Shapes: TypeAlias = tuple[tuple[torch.Size, torch.dtype], ...]
 
@@ -190,7 +190,7 @@ def _copied(function: Callable[..., Any], device: str) -> tuple[Callable[..., An
 
 
 @final
-class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Counting(UncompiledMode):
     """Sees every operation of its thread while it is entered; tells the sum at the end.
 
     Added are products inside native kernels, and those that are asked for now and done later.

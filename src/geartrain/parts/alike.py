@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
 from geartrain.native import library
+from geartrain.nodes.uncompiled import uncompiled
 from geartrain.parts.ways import OF_TORCH
 
 _OF_ADAM: Final = (
@@ -51,7 +52,7 @@ def reckons_as_torch(kind: Any, dtype: torch.dtype) -> bool:
 
 @cache
 def _tried(native: library.Library, kind: Any, dtype: torch.dtype, of_counts: torch.dtype) -> bool:
-    with torch.no_grad():
+    with torch.no_grad(), uncompiled():
         return all(_is_alike(kind, options, dtype) for options in _OPTIONS[kind])
 
 

@@ -19,6 +19,8 @@ from torch.optim import Optimizer
 
 from geartrain.codec import is_finite, is_number, require_like
 from geartrain.errors import CheckpointError
+from geartrain.nodes.uncompiled import uncompiled
+from geartrain.parts.optimizers import plainly_stepped
 
 
 @final
@@ -37,6 +39,7 @@ class Made:
     whole: bool
 
 
+@uncompiled()
 @torch.no_grad()
 def made_of(
     optimizer: Optimizer,
@@ -80,12 +83,12 @@ def made_of(
         group.update({k: v for k, v in options.items() if k in group and k != "params"})
     at_once = bool(fresh.state.get(blank))
     blank.grad = _no_gradient(blank, cls)
-    fresh.step()
+    plainly_stepped(fresh)
     made = Made(dict(fresh.state.get(blank, {})), at_once, whole)
     if sparse and whole and takes_sparse(fresh):
         blank.grad = _no_rows(blank)
         try:
-            fresh.step()
+            plainly_stepped(fresh)
         except (ValueError, RuntimeError) as error:
             raise _edited(place, error) from error
     return made

@@ -11,13 +11,17 @@ They are torch optimisers, for ``Rules(optimizer=partial(...))``, and go without
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adagrad import adagrad
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    _use_grad_for_differentiable,
+)
 
 from geartrain.bounds import require_number
 from geartrain.native.steps import AdagradStep, AdamStep
@@ -25,6 +29,9 @@ from geartrain.nodes.unrecorded import Unrecorded
 from geartrain.parts.ways import adam_settings, adam_tensors
 
 _Step = TypeVar("_Step", AdagradStep, AdamStep)
+
+_GUARD: Final = _use_grad_for_differentiable(lambda: None).__code__
+"""Of what torch puts around a step for its compiler, and so that autograd follows one if asked."""
 
 
 @final
@@ -164,7 +171,7 @@ class FusedAdam(torch.optim.Adam):
         if left:
             self.param_groups = left
             try:
-                _unhooked(torch.optim.Adam)(self)  # this step has told hooks and profilers
+                _stepped_as(torch.optim.Adam, self)  # this step has told hooks and profilers
             finally:
                 self.param_groups = groups
         return loss
@@ -254,15 +261,19 @@ def plainly_stepped(optimizer: Optimizer) -> None:
     if is_watched(optimizer):
         optimizer.step()
     else:
-        _unhooked(type(optimizer))(optimizer)
+        _stepped_as(type(optimizer), optimizer)
 
 
-def _unhooked(kind: type[Optimizer]) -> Callable[[Optimizer], object]:
-    """The step of a kind of optimiser, without what torch puts around it for profilers and hooks
-    as soon as there is one of that kind."""
+def _stepped_as(kind: type[Optimizer], optimizer: Optimizer) -> None:
+    """Let it take the step of a kind, without what torch puts around that: for profilers and hooks
+    as soon as there is an optimiser of the kind, and for its compiler, which it would import."""
     step: Any = kind.step
-    found: Callable[[Optimizer], object] = step.__wrapped__ if hasattr(step, "hooked") else step
-    return found
+    step = step.__wrapped__ if hasattr(step, "hooked") else step
+    if getattr(step, "__code__", None) is _GUARD and not optimizer.defaults["differentiable"]:
+        with Unrecorded():
+            step.__wrapped__(optimizer)
+    else:
+        step(optimizer)
 
 
 @final

@@ -23,6 +23,7 @@ from geartrain.bounds import require_number, require_whole
 from geartrain.graph.gear import Gear
 from geartrain.graph.operator import Keep
 from geartrain.kinds import require_kind, require_truth, require_word
+from geartrain.nodes.uncompiled import uncompiled
 from geartrain.parts.late.delay import AbstractDelay
 from geartrain.parts.late.views import AbstractView
 from geartrain.parts.triggers import Flush as Flush
@@ -181,6 +182,7 @@ class Part:
         return replace(defaults, **own)
 
 
+@uncompiled()
 def make_optimizer(part: str, make: MakeOptimizer, parameters: Sequence[nn.Parameter]) -> Optimizer:
     """The optimiser of a part.
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from geartrain.codec import decode, require_like
 from geartrain.errors import CheckpointError
 from geartrain.frames.tables import sparse_tables
+from geartrain.nodes.uncompiled import uncompiled
 from geartrain.parts.extra import copied, renew_extra, state_of, state_to_tensors
 from geartrain.parts.looking import ViewEntry, inside
 from geartrain.parts.part import PartState
@@ -226,6 +227,7 @@ def put_parts(parts: Mapping[str, PartState], found: Mapping[str, FoundPart]) ->
         raise
 
 
+@uncompiled()
 def _copied(part: PartState) -> FoundPart:
     """The part as it is."""
     tensors, document = parts_to_tensors({"": part})

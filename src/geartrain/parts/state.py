@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from geartrain.codec import Json, decode, encode, require_like
 from geartrain.errors import CheckpointError
+from geartrain.nodes.uncompiled import uncompiled
 from geartrain.parts.fresh import Made, made_of, require_state
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 
+@uncompiled()
 def optimizer_state_to_tensors(
     optimizer: torch.optim.Optimizer,
 ) -> tuple[dict[str, Tensor], dict[str, Json]]:
@@ -135,6 +137,7 @@ def check_optimizer_state(
     return OptimizerState(state, groups, dtypes)
 
 
+@uncompiled()
 def put_optimizer_state(optimizer: torch.optim.Optimizer, found: OptimizerState) -> None:
     """Load what ``check_optimizer_state`` has found for this optimiser."""
     groups = [dict(group) for group in found.groups]
@@ -337,6 +340,7 @@ def _require_states(
         )
 
 
+@uncompiled()
 def _decode_groups(
     optimizer: torch.optim.Optimizer,
     name: str,

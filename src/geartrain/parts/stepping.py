@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from geartrain.device import Verdicts
 from geartrain.errors import NonFiniteError, WorkerError
 from geartrain.native.steps import norm_of, scaled_
+from geartrain.nodes.uncompiled import uncompiled
 from geartrain.parts.fresh import takes_sparse
 from geartrain.parts.norms import Norm, Norms
 from geartrain.parts.optimizers import lie_as_weights, plainly_stepped
@@ -95,11 +96,13 @@ class Stepping:
             if seen == self._alterations:
                 return [rate * factor for rate in rates]
 
+    @uncompiled()
     def forget(self) -> None:
         """The optimiser's state becomes that of a new one; learning rates stay."""
         if self.optimizer is not None:
             self.optimizer.state = self._rules.optimizer(self.parameters).state
 
+    @uncompiled()
     def adopt(self, other: Stepping) -> None:
         """Remember what that of a copy remembers."""
         if self.optimizer is not None and other.optimizer is not None:

@@ -13,7 +13,6 @@ from typing import Any, Final, final
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from geartrain.derived.ragged.base import AbstractLowering, Convert
 from geartrain.derived.ragged.values import BUNDLES, MEMBERS, PAIRS, Constant, RaggedValue
@@ -21,6 +20,7 @@ from geartrain.derived.steps.places import Refused
 from geartrain.derived.told.chances import CHANCES
 from geartrain.native.fused import Op
 from geartrain.native.ragged import Way
+from geartrain.nodes.uncompiled import UncompiledMode
 
 aten = torch.ops.aten
 _EVEN: Final = frozenset({aten.rand.default, aten.rand_like.default})
@@ -68,16 +68,11 @@ CHANCE: Final[Mapping[Any, Convert]] = {
 
 
 @final
-class Settled(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Settled(UncompiledMode):
     """What is drawn meanwhile is all the same, as in a program that is tried."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """See ``record.py``."""
-        return False
 
     def __torch_dispatch__(
         self,

@@ -16,7 +16,6 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from geartrain.derived.draws import drawn, evenly_drawn
 from geartrain.derived.told.chances import CHANCES
@@ -34,6 +33,7 @@ from geartrain.derived.traces.unsearched import Unsearched
 from geartrain.derived.traces.unvalidated import unvalidated
 from geartrain.errors import GraphError
 from geartrain.native import library
+from geartrain.nodes.uncompiled import UncompiledMode
 
 _TOLD: Final[Mapping[Any, Callable[..., Any]]] = {**SIMPLER, **ELEMENTARY, **MOVED, **CHANCES}
 _OF_WINDOWS: Final[dict[Any, Callable[..., Any]]] = {**WINDOWS, **GROWN}
@@ -168,7 +168,7 @@ def _called(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 @final
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(UncompiledMode):
     def __init__(self, lengths: int | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._lengths = lengths
@@ -179,11 +179,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._nodes: dict[int, fx.Node] = {}
         self._given: list[fx.Node] = []
         self._held: list[Tensor] = []  # or another tensor could come by an id
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """torch would import its compiler, a second or two, to keep it from tracing this mode."""
-        return False
 
     def give(self, x: Tensor, node: fx.Node) -> None:
         self._given.append(node)

@@ -91,7 +91,6 @@ class RemoteWorker:
     """
 
     def __init__(self, greeting: Greeting) -> None:
-        importlib.import_module("torch._dynamo")  # torch does so in the first optimiser
         sys.path += [entry for entry in greeting.path if entry not in sys.path]
         for name in greeting.modules:
             with suppress(Exception):  # if the pass wants it, it is told there

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 import os
 import signal
 import sys
@@ -27,7 +26,6 @@ def get_ready() -> None:
     What is loaded is not written to any more: its pages stay in common. Of what has been computed
     since the interpreter began, a team of OpenMP may be left, which forks would wait for.
     """
-    importlib.import_module("torch._dynamo")  # torch does so in the first optimiser of a process
     library.current()
     torch.manual_seed(0)  # each worker is given a seed of its own with a pass
     give_back_team()
