@@ -186,7 +186,7 @@ def _ran(
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["own", "named"])
-@pytest.mark.parametrize("width", [1, 3, 4, 8, 16, 20])
+@pytest.mark.parametrize("width", [1, 3, 4, 8, 12, 16, 20, 40])
 def test_steps_are_products_by_parts(width: int, named: bool) -> None:
     torch.manual_seed(0)
     z, e, w = torch.randn(5, 3 * width), torch.randn(7, 3 * width), torch.randn(7, 3)
