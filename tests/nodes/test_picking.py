@@ -140,6 +140,7 @@ def test_what_does_more_than_to_pick_is_found_out_once_and_draws_nothing_for_it(
             kernel=None,
             choice=None,
             reads=None,
+            twin=None,
             weights=None,
         )
         for f in (noisy, swapped, Alone())

@@ -224,7 +224,7 @@ def test_a_fit_calls_modules_as_the_one_before_and_has_none_of_its_memory(
     assert not told
     room = listing_of(one)._room
     assert room is not None and room.modules and room.buffers is not None
-    assert not room.buffers.buffers and room.between is None and not room.words.size
+    assert not room.buffers.buffers and not room.words.size
     for module in room.modules.values():
         assert isinstance(module, TurnModule) and not module.slots
         assert not module.arena.rows and not module.fleeting.rows
