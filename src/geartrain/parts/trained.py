@@ -37,7 +37,8 @@ class AbstractPart(AbstractWeights):
         once: Whether every instance comes by in exactly one message, which then counts for it.
         guard: What a firing of the part enters.
         copy, copies: It is one of so many copies, each of which gets every so-many-th instance.
-        steppers: Workers that step it, each when it has gathered an update of its own.
+        steppers: Workers that step it, each when it has gathered an update of its own; of those
+            that take turns, as many as do so at a time.
         reserves: Whether it wants to be told, by ``reserve``, what a firing is going to add.
     """
 
