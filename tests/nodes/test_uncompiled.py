@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from geartrain.nodes.uncompiled import uncompiled
+from geartrain.nodes.uncompiled import _kept_away_from, uncompiled
 from geartrain.parts.optimizers import plainly_stepped
 from tests.rigs.programs import Nursery, Program
 
@@ -99,3 +99,10 @@ def test_a_step_that_autograd_is_to_follow_is_torchs() -> None:
     followed = torch.optim.Adam([weight], lr=1.0, differentiable=True)
     with pytest.raises(RuntimeError, match="leaf Variable"):
         plainly_stepped(followed)
+
+
+def test_a_torch_of_other_names_imports_its_compiler_and_all_else_is_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(torch._compile, "_disable_dynamo")
+    assert _kept_away_from.__wrapped__() == ()

@@ -101,10 +101,10 @@ def test_as_many_workers_as_cores_take_no_turns(monkeypatch: pytest.MonkeyPatch)
         rig.go_on(1.0)
         worker.fired()
         worker.leave()
-    assert not rig.locks
+    assert not rig.locks and rig.part.steppers == 9
     rig = Rig(monkeypatch, 3, 2, steppers=1)  # another worker steps, and tells by letters
     rig.workers[0].take()
-    assert not rig.held
+    assert not rig.held and rig.part.steppers == 1
     alone = CoreTurns(None, rig.state(0), 9, 1, CoreClock())  # nothing in common
     alone.take()
     alone.fired()
@@ -164,8 +164,10 @@ def test_a_turn_ends_where_nothing_is_under_way_if_somebody_waits(
 def test_who_waits_in_firings_goes_without_turns(
     monkeypatch: pytest.MonkeyPatch, waits: int, core: float, goes_on: bool
 ) -> None:
-    """Half of them, and half of the time: a lock that another worker has is no reason."""
+    """Half of them, and half of the time: a lock that another worker has is no reason. As long as
+    they take turns, as many step a part at a time as there are cores."""
     rig = Rig(monkeypatch, 2, 1)
+    assert rig.part.steppers == 1
     rig.part.outstanding = 1
     first = rig.workers[0]
     first.take()
@@ -174,7 +176,7 @@ def test_who_waits_in_firings_goes_without_turns(
         rig.core_s += core * SOON_S / 20
         rig.waits += k < waits
         first.fired()
-    assert rig.held == goes_on
+    assert rig.held == goes_on and rig.part.steppers == (1 if goes_on else 9)
     first.take()
     assert rig.held == goes_on and rig.has(0)
 

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import FunctionType
-from typing import Any, Final
+from typing import Final
 
-from torch._compile import _disable_dynamo
-from torch._decomp import global_decomposition_table
+import torch
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -54,10 +53,15 @@ class UncompiledMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @cache
 def _kept_away_from() -> tuple[FunctionType, ...]:
-    """The functions, out of what torch wraps around them."""
-    wrapper: Any = _disable_dynamo(uncompiled)
+    """The functions, out of what torch wraps around them; none where it calls that otherwise: then
+    it imports its compiler."""
+    disabled = getattr(getattr(torch, "_compile", None), "_disable_dynamo", None)
+    tables = getattr(getattr(torch, "_decomp", None), "global_decomposition_table", None)
+    if disabled is None or tables is None:
+        return ()
+    wrapper = disabled(uncompiled)
     left: list[object] = [*vars(Optimizer).values()]
-    for table in global_decomposition_table.values():
+    for table in tables.values():
         left += table.values()
     seen, found = set(), []
     while left:

@@ -16,12 +16,9 @@ from typing import Any, Final, TypeVar, final
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim import optimizer as of_torch
 from torch.optim.adagrad import adagrad
-from torch.optim.optimizer import (
-    _global_optimizer_post_hooks,
-    _global_optimizer_pre_hooks,
-    _use_grad_for_differentiable,
-)
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from geartrain.bounds import require_number
 from geartrain.native.steps import AdagradStep, AdamStep
@@ -30,7 +27,8 @@ from geartrain.parts.ways import adam_settings, adam_tensors
 
 _Step = TypeVar("_Step", AdagradStep, AdamStep)
 
-_GUARD: Final = _use_grad_for_differentiable(lambda: None).__code__
+_GUARDED: Final = getattr(of_torch, "_use_grad_for_differentiable", None)
+_GUARD: Final = None if _GUARDED is None else _GUARDED(lambda: None).__code__
 """Of what torch puts around a step for its compiler, and so that autograd follows one if asked."""
 
 
@@ -269,7 +267,8 @@ def _stepped_as(kind: type[Optimizer], optimizer: Optimizer) -> None:
     as soon as there is an optimiser of the kind, and for its compiler, which it would import."""
     step: Any = kind.step
     step = step.__wrapped__ if hasattr(step, "hooked") else step
-    if getattr(step, "__code__", None) is _GUARD and not optimizer.defaults["differentiable"]:
+    guarded = _GUARD is not None and getattr(step, "__code__", None) is _GUARD
+    if guarded and not optimizer.defaults["differentiable"]:
         with Unrecorded():
             step.__wrapped__(optimizer)
     else:

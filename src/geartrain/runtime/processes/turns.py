@@ -54,20 +54,18 @@ class CoreTurns:
     ) -> None:
         self._clock, self._parts = clock, [*state.parts.values()]
         alone = all(part.steppers > 1 for part in self._parts)
-        self._workers, self._has = workers, False
-        self._takes = lock is not None and alone and workers > cores
+        self._steppers = [part.steppers for part in self._parts]
+        self._has, self._takes = False, lock is not None and alone and workers > cores
         self._since_s = self._began_s = 0.0
         self._firings = self._waited = self._most = 0
         if lock is not None and self._takes:
             # Who has the core and wants it again waits behind who has the queue.
             core = _LOCKS + 2 * (state.index % cores)
             self._core, self._queue = lock(core), lock(core + 1)
-            self._stepped_by(cores)
-
-    def _stepped_by(self, workers: int) -> None:
-        """So many are at work at a time: what is under way of others sees few steps meanwhile."""
-        for part in self._parts:
-            part.steppers = workers
+            # So many are at work at a time: what is under way elsewhere sees few steps meanwhile,
+            # and a firing may take as many updates together as where there are no more workers.
+            for part in self._parts:
+                part.steppers = cores
 
     def take(self) -> None:
         """Something is about to be fired: wait for a turn, if there is none."""
@@ -96,7 +94,8 @@ class CoreTurns:
             return
         if self._waits_in_firings(wall_s):
             self._takes = False
-            self._stepped_by(self._workers)
+            for part, steppers in zip(self._parts, self._steppers, strict=True):
+                part.steppers = steppers
             self.leave()
         elif self._clock.reached(self._over):
             if self._queue.acquire(blocking=False):  # nobody waits
