@@ -125,3 +125,12 @@ def test_what_it_says_of_two_streams_adds_them() -> None:
     session = gt.Session(graph, runtime=gt.Threads(1, kernel_threads=1))
     (found,) = session.predict([gt.Instance({"x": torch.ones(1, 4)}, value={"y": 0})])
     assert found.tolist() == [[3.0] * 4]
+
+
+@pytest.mark.parametrize("given", [(4,), 4, ("4", torch.float32), ((4,), "float32")])
+def test_rows_are_told_to_a_check_by_shape_and_dtype(given: Any) -> None:
+    graph = gt.Graph()
+    graph.input("x").through(nn.Linear(4, 4)).loss(lambda y: y.sum(1))
+    with pytest.raises(TypeError, match=r"give shape and dtype of one row, as {'x': \(\(4,\)"):
+        graph.check({"x": given})
+    graph.check({"x": ((4,), torch.float32)})

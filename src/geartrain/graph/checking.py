@@ -40,7 +40,7 @@ def check(
     schema = graph.schema()
     for operator in operators:
         if isinstance(operator, Input) and operator.shape is None and operator.name in shapes:
-            operator.shape, operator.dtype = shapes[operator.name]
+            operator.shape, operator.dtype = _shape_and_dtype(operator.name, shapes[operator.name])
     known: dict[Port, Spec] = {}
     seen: dict[int, list[object]] = {}
     for _ in range(len(operators) + 2):
@@ -57,6 +57,21 @@ def check(
     _forget_handles_without_readers(operators, schema)
     _publish_keys(graph, operators)
     _try_out(graph, operators, known, like)
+
+
+def _shape_and_dtype(name: str, given: object) -> tuple[tuple[int, ...], torch.dtype]:
+    """What is told of the rows of an input.
+
+    Raises:
+        TypeError: It is no pair of these.
+    """
+    match given:
+        case (tuple() | list() as shape, torch.dtype() as dtype):
+            return tuple(shape), dtype
+    raise TypeError(
+        f"check({{'{name}': {given!r}}}): give shape and dtype of one row, as "
+        f"{{'{name}': ((4,), torch.float32)}}"
+    )
 
 
 def _try_out(

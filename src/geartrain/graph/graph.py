@@ -236,6 +236,7 @@ class Graph:
             GraphError: Unknown columns, unread streams, payloads that do not fit, weights that
                 belong to no part, modules that mix rows, endless loops; names node and port, what
                 came and what was expected.
+            TypeError: A shape is given without a dtype, or otherwise.
         """
         self._laid = None  # operators learn what is found
         checking.check(self, shapes or {}, like)
