@@ -56,6 +56,17 @@ for kind in (*(getattr(torch.optim, name) for name in KINDS), Odd, gt.FusedAdam)
     session.save("checkpoint")
     session.load("checkpoint")
     loaded(f"a checkpoint of {kind}")
+class Gated(nn.Module):  # a trace of its cell goes through operators that torch has in Python
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(4, 4)
+    def forward(self, x):
+        return self.cell(x, x.tanh())
+
+graph = gt.Graph()
+graph.input("x").through(Gated(), keep="activations").loss(lambda y: y.square().sum(1))
+gt.Session(graph, runtime=gt.Simulated()).fit(rows, epochs=1)
+loaded("a trace of a cell")
 print([name for name, f in vars(Optimizer).items() if hasattr(f, "KEPT")], flush=True)
 torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
 print("torch._dynamo" in sys.modules, flush=True)
