@@ -71,7 +71,7 @@ class OperandPlaces:
         self._read: Sequence[int] = ()
         self._thread = get_ident()
         self._packed_in = 0  # which pass
-        self._packed_of: list[tuple[int, nn.Parameter, int, object]] | None = None
+        self._packed_of: list[tuple[int, nn.Parameter, int, int]] | None = None
 
     def add(self, slot: int, x: Tensor) -> None:
         """A tensor that is read where it lies, as it is."""
@@ -117,13 +117,13 @@ class OperandPlaces:
             operands: All.
             read: Which of them are read.
         """
-        self._packed_in, found, looks = firing.of_pass, [], self._looks
+        self._packed_in, found = firing.of_pass, []
         for k in read:
             p = operands[k]
             if not isinstance(p, nn.Parameter):
                 self._packed_of = None  # it may be computed, where another one lay
                 return
-            found.append((k, p, p._version, p.data_ptr() if looks is None else looks[k][0]))
+            found.append((k, p, p._version, p.data_ptr()))
         self._packed_of = found
 
     def stands(self, operands: Sequence[Tensor]) -> bool:

@@ -10,9 +10,8 @@ gradients go back as bfloat16.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -402,10 +401,7 @@ def per_row(criterion: Callable[..., Any], name: str) -> Callable[..., Any]:
     return criterion
 
 
-def _parameters(function: Callable[..., Any]) -> Collection[str]:
-    if isinstance(function, FunctionType) and not vars(function):  # it says nothing else of itself
-        code = function.__code__
-        return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -13,6 +13,7 @@ whole. To run the module again is then a third of all its work.
 
 from __future__ import annotations
 
+from abc import ABC
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -92,8 +93,29 @@ class RecordedCall:
 Recorded: TypeAlias = RecordedGraph | RecordedCall
 
 
+class AbstractRemembering(ABC):
+    """A kernel that runs by autograd, until a program may have been found that is faster."""
+
+    _choice: AbstractRaggedChoice | None
+
+    @property
+    def replaced(self) -> bool:
+        """Whether a program computes in place of autograd."""
+        return self._choice is not None and self._choice.replaced
+
+    def give_up(self, why: str) -> None:
+        """Its program is used no more."""
+        if self._choice is not None:
+            self._choice.give_up(why)
+
+    def take_over(self, before: AbstractRemembering) -> None:
+        """What was made for the same module of an engine that is no more."""
+        if self._choice is not None and before._choice is not None:
+            self._choice.take_over(before._choice)
+
+
 @final
-class Remembering(AbstractKernel):
+class Remembering(AbstractRemembering, AbstractKernel):
     """Keeps the inputs, and autograd's graph of whole firings beside them.
 
     Gradients are those of ``Recompute``, to which it leaves what a graph cannot answer. Where a
@@ -129,11 +151,6 @@ class Remembering(AbstractKernel):
         """Those of the module that learn."""
         return self._parameters
 
-    @property
-    def replaced(self) -> bool:
-        """Whether a program computes in place of autograd."""
-        return self._choice is not None and self._choice.replaced
-
     def look(self, inputs: Payload, inside: Inside | None) -> None:
         """Autograd computes these rows for somebody else: a program is looked for."""
         if self._choice is not None and self._choice.undecided and inside is not None:
@@ -142,16 +159,6 @@ class Remembering(AbstractKernel):
     def listed_inside(self, inputs: Payload) -> SeveralForm | None:
         """How C calls it many at a time, for rows like these; None: it is called by itself."""
         return None if self._choice is None else self._choice.listed(inputs, None)
-
-    def take_over(self, before: Remembering) -> None:
-        """What was made for the same module of an engine that is no more."""
-        if self._choice is not None and before._choice is not None:
-            self._choice.take_over(before._choice)
-
-    def give_up(self, why: str) -> None:
-        """Its program is used no more."""
-        if self._choice is not None:
-            self._choice.give_up(why)
 
     @property
     def apart(self) -> bool:  # type: ignore[override]
@@ -355,7 +362,7 @@ class Remembering(AbstractKernel):
 
 
 @final
-class RememberingRead(ReadAgain):
+class RememberingRead(AbstractRemembering, ReadAgain):
     """For a module that reads a memory: the graph of a call, where whoever calls keeps it.
 
     A loop that runs whole takes its calls back as they were made, so nothing runs twice. Elsewhere
@@ -384,11 +391,6 @@ class RememberingRead(ReadAgain):
         super().__init__(function, parameters, columns)
         self._choice, self._beside = choice, beside
 
-    @property
-    def replaced(self) -> bool:
-        """Whether a program computes in place of autograd."""
-        return self._choice is not None and self._choice.replaced
-
     def look(self, inputs: Payload, recalled: Callable[[], Recalled]) -> None:
         """Autograd computes these rows for somebody else: a program is looked for."""
         if self._choice is not None and self._choice.undecided:
@@ -402,16 +404,6 @@ class RememberingRead(ReadAgain):
         if self._beside:
             self._choice.read_at_once(inputs, memory)
         return self._choice.listed(inputs, memory)
-
-    def take_over(self, before: RememberingRead) -> None:
-        """What was made for the same module of an engine that is no more."""
-        if self._choice is not None and before._choice is not None:
-            self._choice.take_over(before._choice)
-
-    def give_up(self, why: str) -> None:
-        """Its program is used no more."""
-        if self._choice is not None:
-            self._choice.give_up(why)
 
     @property
     def apart(self) -> bool:

@@ -420,7 +420,7 @@ def _by_program(
     outputs, kept = program.memory(inputs, memory)
     floats = {i: x for i, x in kept.call.held.items() if x.is_floating_point()}
     sums = {i: torch.zeros_like(x) for i, x in floats.items()}
-    program._program.backward(kept, outputs, into, sums)
+    program.program.backward(kept, outputs, into, sums)
 
 
 def _by_autograd(

@@ -29,45 +29,45 @@ class DerivedRagged(AbstractRaggedProgram):
     """
 
     def __init__(self, program: RaggedProgram, columns: int, edges: Mapping[str, bool]) -> None:
-        self._program, self._columns, self._edges = program, columns, edges
+        self.program, self._columns, self._edges = program, columns, edges
         self._listed: list[SeveralForm | None] = []
 
     def begin_anew(self) -> bool:
         """Whether it is what would be made now; if so it has nothing of the fit before."""
-        return self._program.begin_anew()
+        return self.program.begin_anew()
 
     @property
     def listed(self) -> SeveralForm | None:
         if not self._listed:
-            cut = self._program.cut
-            self._listed.append(listed(self._program, inputs_of(cut, self._edges)))
+            cut = self.program.cut
+            self._listed.append(listed(self.program, inputs_of(cut, self._edges)))
         return self._listed[0]
 
     def inside(
         self, inputs: Payload, inside: Inside, seeds: Tensor | None = None
     ) -> tuple[Payload, Any]:
-        return self._program.forward(call_of_inside(inputs, inside, self._edges, seeds))
+        return self.program.forward(call_of_inside(inputs, inside, self._edges, seeds))
 
     def memory(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Any]:
         call = call_of_memory(inputs, self._columns, memory.payload, memory.starts, memory.lengths)
-        return self._program.forward(call)
+        return self.program.forward(call)
 
     def lasting(self, kept: Any) -> Any:
-        return self._program.lasting(kept)
+        return self.program.lasting(kept)
 
     def backward(
         self, kept: Any, gradients: Gradient, into: GradientSum, memory: Recalled | None
     ) -> Gradient:
         call: RaggedCall = kept.call
         if memory is None:
-            found = self._program.backward(kept, gradients, into)
+            found = self.program.backward(kept, gradients, into)
             return found[: len(found) - 2 - len(self._edges)]
         sums = None
-        touched = self._program.touched(gradients)
+        touched = self.program.touched(gradients)
         if touched and memory.wanted:
             first = min(call.held)
             sums = {i: total for i, total in enumerate(memory.sums, first) if total is not None}
-        found = self._program.backward(_with_memory(kept, memory), gradients, into, sums)
+        found = self.program.backward(_with_memory(kept, memory), gradients, into, sums)
         if sums is not None:
             gets = [total if touched.get(i) else None for i, total in enumerate(memory.sums, first)]
             memory.held.touch(memory.reached, tuple(gets))

@@ -279,15 +279,14 @@ class CalledModules:
         left = self._left.get(self.number(stage))
         if not isinstance(left, TurnModule):
             return None
-        layout, some = left.layout, None
+        layout = left.layout
         if layout.as_asked is not stage.source.as_asked(self._turn.plan.numbers):
             return None
         kinds = layout.kinds[layout.payload :]
         columns = self.columns(stage, rows) if kinds else []
-        if layout.as_asked:
-            some = [Whence.of(np.ascontiguousarray(rows.numbers))]
-        elif (whence := self.whence(stage, rows)) is not None:
-            some = _picked(whence, left)
+        some: list[Whence] | None = [Whence.of(np.ascontiguousarray(rows.numbers))]
+        if not layout.as_asked:
+            some = self.whence_of(left, stage, rows)
         if some is None or kinds != kinds_of((), columns):
             return None
         return (some, columns) if self._is_called_again(stage, len(rows)) else None

@@ -82,20 +82,21 @@ class FoundCalls:
     def _find_again(self, module: TurnModule, called: Called) -> bool:
         """A call is found of a module that C has been told of; whether C can make it."""
         rows, modules, layout = called.rows, self._modules, module.layout
+        words = self._words
         if module.number in modules.given_up:
             return False
         if layout.as_asked:
-            at = self._words.asked(rows.numbers)
+            told = [words.pooled(rows.numbers), 0]
         else:
             some = modules.whence_of(module, called.stage, rows)
             if some is None:
                 return False
-            at = self._words.written(self._words.told(some, 0))
+            told = words.told(some, 0)
         self._held.reserve_rows(layout.into)
         n = rows.numbers.size
         if not module.has_room(n):
             self._reserve(module, n)
-        self._add(module, called, at)
+        self._add(module, called, words.written(told))
         return True
 
     def _find(self, found: Sequence[Called], rows: RowNumbers) -> bool:

@@ -22,7 +22,7 @@ from geartrain.nodes.loop.picking import Picking, may_pick, picked
 from geartrain.nodes.loop.tensors import detached
 from geartrain.nodes.loop.turn import Inner, Turn
 from geartrain.nodes.memory import AbstractMemoryKernel
-from geartrain.nodes.remembering import Remembering, RememberingRead
+from geartrain.nodes.remembering import AbstractRemembering
 
 _SAMPLE: Final = 3
 """Rows that stand for those to come, where a kernel is looked up that may have to be traced."""
@@ -69,9 +69,7 @@ class LoopKernels:
             if mine.choice is not None and its.choice is not None:
                 mine.choice.take_over(its.choice)
             for now, then in ((mine.kernel, its.kernel), (mine.twin, its.twin)):
-                if isinstance(now, Remembering) and isinstance(then, Remembering):
-                    now.take_over(then)
-                elif isinstance(now, RememberingRead) and isinstance(then, RememberingRead):
+                if isinstance(now, AbstractRemembering) and isinstance(then, AbstractRemembering):
                     now.take_over(then)
             twin = before._twins.get(number)
             if twin is not None and twin.begin_anew():

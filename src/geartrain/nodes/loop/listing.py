@@ -16,7 +16,7 @@ from geartrain.nodes.loop.plan import CallStage, LoopPlan
 from geartrain.nodes.loop.rooms import TurnRoom
 from geartrain.nodes.loop.tables import Tables
 from geartrain.nodes.loop.turn import Inner, Turn
-from geartrain.nodes.remembering import Remembering, RememberingRead
+from geartrain.nodes.remembering import AbstractRemembering
 
 AGAIN: Final = 16
 """After so many firings C is asked again, where it made no call of modules with programs."""
@@ -122,7 +122,7 @@ class Listing:
             return choice is None or choice.replaced or choice.recalls
         if inner.twin is not None:
             return True
-        return isinstance(inner.kernel, Remembering | RememberingRead) and inner.kernel.replaced
+        return isinstance(inner.kernel, AbstractRemembering) and inner.kernel.replaced
 
     def tensors(self, plan: LoopPlan, instances: int) -> FiringTensors:
         """For a turn of so many instances."""

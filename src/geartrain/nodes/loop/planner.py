@@ -243,7 +243,7 @@ class Planner:
         while moved:
             while self._pass_on(self._passing, plan):
                 pass
-            moved = bool(self._collecting) and self._pass_on(self._collecting, plan)
+            moved = self._pass_on(self._collecting, plan)
 
     def _pass_on(self, stages: Sequence[AbstractStage], plan: LoopPlan) -> bool:
         """Let these do what they can, once; whether any has."""
@@ -273,8 +273,7 @@ class Planner:
             if target is not None:
                 reader = target[0]()
                 assert reader is not None
-                reader.waiting[target[1]].append(rows)
-                reader.sent = True
+                reader.send(target[1], rows)
 
     def _run_together(self, calls: Sequence[CallStage], plan: LoopPlan) -> None:
         """Call several modules with what waits for them."""

@@ -92,19 +92,6 @@ class CallWords:
         self._held[begin : begin + n] = rows
         return self._at + 8 * begin
 
-    def asked(self, rows: IntArray) -> int:
-        """Copy row numbers to where they stay, and write where they lie, as of one read; the
-        address of that."""
-        n = rows.size
-        if self._used + n + 2 > self._held.size:
-            self._renew(n + 2)
-        held, begin = self._held, self._used
-        end = begin + n
-        held[begin:end] = rows
-        held[end], held[end + 1] = self._at + 8 * begin, 0
-        self._used = end + 2
-        return self._at + 8 * end
-
     def _renew(self, least: int) -> None:
         """A pool with room for so many words at least; the one before stays where it is."""
         self._alive.append(self._held)
