@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import time
@@ -25,6 +26,9 @@ LARGE = 1 << 20  # elements, which several threads share out
 BY_OPENMP = torch.backends.openmp.is_available()
 WITHOUT = "torch has no OpenMP here"
 
+# By a signal: C would print threads from one of its own, which is counted here.
+pytestmark = pytest.mark.timeout(120, method="signal")
+
 needs_linux = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="threads are counted where Linux has them"
 )
@@ -47,6 +51,7 @@ def team() -> Iterator[int]:
     """The calling thread has computed with three threads; how many there are without them."""
     if not BY_OPENMP:
         pytest.skip(WITHOUT)
+    faulthandler.cancel_dump_traceback_later()  # of the test before
     until, alone = time.monotonic() + 5.0, tasks()
     while tasks() != alone + 2 and time.monotonic() < until:  # a thread of a test before may leave
         with cores_left_to_workers():
