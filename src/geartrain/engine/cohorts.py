@@ -58,7 +58,7 @@ class Cohorts:
         cohorts = self._cohort(self._arena.turn[slots]) - ahead  # when its turn is
         most = int(cohorts.max())
         if most <= self._present:
-            return [delivery]
+            return [_in_order(delivery, cohorts)] if ahead else [delivery]
         if int(cohorts.min()) == most:
             self._wait(most, delivery)
             return []
@@ -134,6 +134,15 @@ class Cohorts:
 
     def _wait(self, cohort: int, delivery: Delivery) -> None:
         self._waiting.setdefault(cohort, []).append(delivery)
+
+
+def _in_order(delivery: Delivery, cohorts: IntArray) -> Delivery:
+    """The same answers, those of a cohort side by side: so they go on to the inputs, and are added
+    up from where they lie, in each firing behind this one."""
+    batch = delivery.batch
+    if isinstance(batch, Forward) or not (cohorts[1:] < cohorts[:-1]).any():
+        return delivery
+    return Delivery(delivery.node, delivery.port, batch.take(cohorts.argsort(kind="stable")))
 
 
 def _apart(

@@ -21,10 +21,11 @@ from geartrain.nodes.apart import for_rows
 class AbstractByUpdate(ABC):
     """A sum of the present update, with those of the updates after it."""
 
-    __slots__ = ("_ahead", "_spare", "_updates")
+    __slots__ = ("_ahead", "_pieces", "_spare", "_updates")
 
     def __init__(self) -> None:
         self._updates: IntArray | int | None = None
+        self._pieces: tuple[int, dict[int, int]] | None = None  # of so many rows
         self._ahead: list[Self] = []
         self._spare: list[Self] = []  # empty, with buffers
 
@@ -41,11 +42,11 @@ class AbstractByUpdate(ABC):
                 some side by side; or that of all that is added.
         """
         some = updates != 0 if isinstance(updates, int) else updates.any()
-        before, self._updates = self._updates, updates if some else None
+        before, self._updates, self._pieces = self._updates, updates if some else None, None
         try:
             yield
         finally:
-            self._updates = before
+            self._updates, self._pieces = before, None
 
     def updates_of(self, n: int) -> IntArray:
         """The updates of n rows that are added now."""
@@ -53,6 +54,21 @@ class AbstractByUpdate(ABC):
         if updates is None or isinstance(updates, int):
             return np.full(n, updates or 0, np.int64)
         return for_rows(updates, n)
+
+    def _side_by_side(self, updates: IntArray, n: int) -> dict[int, int]:
+        """How many of n rows each update has, if they lie side by side, one update after the other;
+        else nothing.
+
+        Args:
+            updates: Those of which several are added now.
+            n: Rows of what is added.
+        """
+        if self._pieces is None or self._pieces[0] != n:
+            each = for_rows(updates, n)
+            mixed = (each[1:] < each[:-1]).any()
+            counts = [] if mixed else np.bincount(each).tolist()
+            self._pieces = n, {update: many for update, many in enumerate(counts) if many}
+        return self._pieces[1]
 
     @property
     def whole(self) -> Self | None:
