@@ -56,9 +56,11 @@ class Cohorts:
             ahead: Of so many cohorts after the present one gradients may be added too.
         """
         cohorts = self._cohort(self._arena.turn[slots]) - ahead  # when its turn is
+        if ahead:
+            delivery, cohorts = _in_order(delivery, cohorts)
         most = int(cohorts.max())
         if most <= self._present:
-            return [_in_order(delivery, cohorts)] if ahead else [delivery]
+            return [delivery]
         if int(cohorts.min()) == most:
             self._wait(most, delivery)
             return []
@@ -136,13 +138,14 @@ class Cohorts:
         self._waiting.setdefault(cohort, []).append(delivery)
 
 
-def _in_order(delivery: Delivery, cohorts: IntArray) -> Delivery:
-    """The same answers, those of a cohort side by side: so they go on to the inputs, and are added
-    up from where they lie, in each firing behind this one."""
+def _in_order(delivery: Delivery, cohorts: IntArray) -> tuple[Delivery, IntArray]:
+    """The same answers and their cohorts, those of a cohort side by side: so they go on to the
+    inputs, and are multiplied from where they lie, in each firing behind this one."""
     batch = delivery.batch
     if isinstance(batch, Forward) or not (cohorts[1:] < cohorts[:-1]).any():
-        return delivery
-    return Delivery(delivery.node, delivery.port, batch.take(cohorts.argsort(kind="stable")))
+        return delivery, cohorts
+    order = cohorts.argsort(kind="stable")
+    return Delivery(delivery.node, delivery.port, batch.take(order)), cohorts[order]
 
 
 def _apart(
