@@ -343,7 +343,7 @@ class PackedAhead:
         if self.loose:
             return None
         if self._packed is None or self._at == len(self._packed):
-            size = max(n, self._size - self._size % n)  # or a few would be left, and go by themselves
+            size = max(n, self._size - self._size % n)  # or a few would go by themselves
             self._packed, self._at = self._pack(size, packer), 0
             if self._packed is None:
                 return None
