@@ -7,8 +7,8 @@
 A product of few rows costs what it takes to read and write the weight's gradient, whatever the
 rows; so operands wait, and are multiplied together when the step comes or there are enough of them.
 
-A firing may bring rows of later updates too. Those of products and sums are put apart before they
-are multiplied, and wait in sums of their own until the update before theirs is done:
+A firing may bring rows of later updates too. Those of products and sums wait in sums of their own
+until the update before theirs is done; where they do not lie in order they are put apart first:
 
     rows of updates 0 1 1 2 0 2  ─►  0 0 │ 1 1 │ 2 2        the sum, and those ahead of it
 

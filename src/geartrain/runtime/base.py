@@ -312,8 +312,8 @@ def _came_of_an_interrupt(error: BaseException | None) -> bool:
 class PackedAhead:
     """Instances of a list, packed some way ahead of their admission.
 
-    A block holds as many instances as are wanted, and once their bytes are known, up to 1024 of
-    1 MiB together; the first ones fewer, as those who begin with them wait. One that cannot be
+    A block holds as many instances as are wanted, and once their bytes are known, several times as
+    many, up to 1024 of 1 MiB together; the first ones fewer, as those who begin with them wait. One that cannot be
     packed is left to be taken instance by instance, so that an error comes with the instance that
     it is about.
 
