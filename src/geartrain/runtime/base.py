@@ -313,9 +313,9 @@ class PackedAhead:
     """Instances of a list, packed some way ahead of their admission.
 
     A block holds as many instances as are wanted, and once their bytes are known, several times as
-    many, up to 1024 of 1 MiB together; the first ones fewer, as those who begin with them wait. One that cannot be
-    packed is left to be taken instance by instance, so that an error comes with the instance that
-    it is about.
+    many, up to 1024 of 1 MiB together; the first ones fewer, as those who begin with them wait. One
+    that cannot be packed is left to be taken instance by instance, so that an error comes with the
+    instance that it is about.
 
     Args:
         instances: Taken in their order.
