@@ -267,6 +267,17 @@ def test_what_is_ahead_is_known_of_each_kind(kind: str, updates: Any) -> None:
     assert any(x is not None and x.to_dense().any() for x in by_one(both))
 
 
+def test_rows_of_the_next_firing_are_of_its_own_updates() -> None:
+    both = Both(4)
+    for each in ([0, 0, 1, 1], [0, 1, 1, 2], [1, 1, 1, 2]):
+        updates = np.array(each)
+        with both.sum.of_updates(updates):
+            both.product(updates)
+    for update in range(UPDATES):
+        both.require(by_one(both), update)
+        both.sum.next_update()
+
+
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("updates", [[0, 0, 1, 2, 2], [1, 2, 2, 2, 2], [1, 0, 1, 2, 2]])
 def test_rows_of_updates_that_lie_in_order_wait_where_they_lie(

@@ -25,7 +25,7 @@ class AbstractByUpdate(ABC):
 
     def __init__(self) -> None:
         self._updates: IntArray | int | None = None
-        self._pieces: tuple[int, dict[int, int]] | None = None  # of so many rows
+        self._pieces: tuple[IntArray, int, dict[int, int]] | None = None  # of so many rows
         self._ahead: list[Self] = []
         self._spare: list[Self] = []  # empty, with buffers
 
@@ -42,11 +42,11 @@ class AbstractByUpdate(ABC):
                 some side by side; or that of all that is added.
         """
         some = updates != 0 if isinstance(updates, int) else updates.any()
-        before, self._updates, self._pieces = self._updates, updates if some else None, None
+        before, self._updates = self._updates, updates if some else None
         try:
             yield
         finally:
-            self._updates, self._pieces = before, None
+            self._updates = before
 
     def updates_of(self, n: int) -> IntArray:
         """The updates of n rows that are added now."""
@@ -63,12 +63,14 @@ class AbstractByUpdate(ABC):
             updates: Those of which several are added now.
             n: Rows of what is added.
         """
-        if self._pieces is None or self._pieces[0] != n:
+        known = self._pieces
+        if known is None or known[0] is not updates or known[1] != n:
             each = for_rows(updates, n)
             mixed = (each[1:] < each[:-1]).any()
             counts = [] if mixed else np.bincount(each).tolist()
-            self._pieces = n, {update: many for update, many in enumerate(counts) if many}
-        return self._pieces[1]
+            many = {update: rows for update, rows in enumerate(counts) if rows}
+            known = self._pieces = updates, n, many
+        return known[2]
 
     @property
     def whole(self) -> Self | None:
