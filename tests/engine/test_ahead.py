@@ -14,13 +14,16 @@ from torch import Tensor, nn
 import geartrain as gt
 from benchmarks.own.programs import PROGRAMS
 from benchmarks.own.programs.program import AbstractProgram, Item
+from geartrain.data.listreduce import generate
+from geartrain.engine import cohorts
 from geartrain.engine.portion import UpdatesWorth
 from geartrain.engine.worker import WorkerState
 from geartrain.errors import LeakError
-from geartrain.nodes.apart import RowsOfUpdates
+from geartrain.nodes.apart import PutApart, RowsOfUpdates
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.loop import returning
 from geartrain.parts.part import PartState
+from geartrain.recipes import listreduce
 from tests.rigs import turns
 from tests.rigs.sessions import session_of
 from tests.rigs.turns import CLASSES, WIDTH
@@ -211,6 +214,36 @@ def test_with_a_bound_on_staleness_no_update_is_ahead(advanced) -> None:
     record = session.fit(turns.data(N), epochs=1).history[0]
     assert not advanced["ahead"]
     assert all(len(each.histogram) <= 2 for each in record.staleness.values())
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_rows_that_went_round_come_back_update_after_update(in_order, monkeypatch) -> None:
+    put: set[torch.Size] = set()
+    before = PutApart.put
+
+    def counted(self: PutApart, parameter: nn.Parameter, *args: Any) -> bool:
+        put.add(parameter.shape)
+        return before(self, parameter, *args)
+
+    monkeypatch.setattr(PutApart, "put", counted)
+    if not in_order:
+        monkeypatch.setattr(cohorts, "_in_order", lambda *given: given)
+    graph = listreduce.make_graph(WIDTH, whole=False)  # short ones come to the readout first
+    for through in graph.throughs():
+        through.keep = "activations"
+    session = session_of(
+        graph,
+        rules=gt.Rules(update_every=gt.Instances(10), optimizer=torch.optim.SGD),
+        runtime=gt.Threads(1, kernel_threads=1),
+        max_active=N,
+        ramp=gt.Ramp(over=0),
+    )
+    items = listreduce.instances_of(generate(N, 0, "train"), WIDTH)
+    updates = session.fit(items, epochs=1).history[0].updates
+    assert set(updates.values()) == {N // 10}
+    of_readout = {torch.Size([10, WIDTH]), torch.Size([10])}
+    assert put >= of_readout
+    assert (put == of_readout) is in_order
 
 
 @pytest.mark.parametrize("name", ["halting", "moe", "exits"])

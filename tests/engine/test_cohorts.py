@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from geartrain.engine.cohorts import Cohorts
 from geartrain.engine.router import BACKWARD, Delivery
 from geartrain.frames.frame import Arena
-from geartrain.frames.message import Backward
+from geartrain.frames.message import Backward, Forward
 
 N = 3  # instances of an update
 
@@ -61,8 +62,28 @@ def test_what_may_be_added_now_goes_in_one_piece_and_each_later_update_waits_in_
         return [[*delivery.batch.rows] for delivery in deliveries]
 
     found = cohorts.sort(Delivery(7, BACKWARD, Backward(rows, None)), rows, ahead=1)
-    assert numbers(found) == [[*np.flatnonzero(of <= 1)]]
+    assert numbers(found) == [[*np.flatnonzero(of == 0), *np.flatnonzero(of == 1)]]
     for present in range(1, 4):
         assert list(cohorts.finished(np.arange(N * (present - 1), N * present)))
         later = [[*np.flatnonzero(of == present + 1)]] if present < 3 else []
         assert numbers(cohorts.take()) == later
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_answers_that_may_be_added_now_come_update_after_update(ahead: int) -> None:
+    arena = Arena()
+    turns = np.array([4, 0, 7, 1, 3, 8, 2, 5, 6])
+    arena.turn = turns
+    cohorts = Cohorts(arena, N, 0, 0)
+    rows = np.arange(turns.size)
+    (found,) = cohorts.sort(Delivery(7, BACKWARD, Backward(rows + 20, None)), rows, ahead=ahead)
+    now = [k for k in rows if turns[k] // N <= ahead]
+    # Those of an update are in the order in which they came.
+    assert [*found.batch.rows - 20] == sorted(now, key=lambda k: turns[k] // N)
+
+
+def test_rows_that_go_on_stay_in_their_order() -> None:
+    arena = Arena()
+    arena.turn = np.array([4, 0, 5, 1])
+    delivery = Delivery(7, 0, Forward((torch.zeros(4, 1),), np.zeros((2, 4), np.int64), arena.turn))
+    assert Cohorts(arena, N, 0, 0).sort(delivery, np.arange(4), ahead=1) == [delivery]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -124,6 +126,19 @@ def test_ids_may_become_larger() -> None:
     ids, found = sums.take()
     assert np.array_equal(ids, [1, *range(50, 200)])
     assert found[:, 0].tolist() == [2.0] + [1.0] * 150
+
+
+def test_a_copy_of_sums_by_id_has_its_own() -> None:
+    sums = SumsById(WIDTH, LIMIT, torch.float64)
+    rows = torch.ones(2, WIDTH, dtype=torch.float64)
+    sums.add([(rows, torch.tensor([1, 2]))])
+    other = copy.deepcopy(sums)
+    other.add([(5 * rows, torch.tensor([3, 1]))])
+    sums.add([(rows, torch.tensor([2, 0]))])
+    for some, ids, found in ((sums, [1, 2, 0], [1, 2, 1]), (other, [1, 2, 3], [6, 1, 5])):
+        its_ids, its = some.take()
+        assert its_ids.tolist() == ids
+        assert its[:, 0].tolist() == found
 
 
 @pytest.mark.usefixtures("needs_kernels")

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import Payload
 from geartrain.native.sums import GradientPlace
+from geartrain.nodes.apart import PutApart
 from geartrain.nodes.computed import IDLE
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.looked_up import Lookup
@@ -86,6 +87,8 @@ class Both:
                 each, within = np.full(n, update), self.sum.of_updates(update)
             case _:
                 some = np.array([self.draw.randrange(UPDATES) for _ in range(n)], np.int64)
+                if self.draw.random() < 0.5:  # those of an update lie side by side
+                    some.sort()
                 within = self.sum.of_updates(some)
                 each = some
                 if n and self.draw.random() < 0.3:  # a call of half as many rows
@@ -262,6 +265,42 @@ def test_what_is_ahead_is_known_of_each_kind(kind: str, updates: Any) -> None:
     both.sum.next_update()
     assert not both.sum.ahead
     assert any(x is not None and x.to_dense().any() for x in by_one(both))
+
+
+def test_rows_of_the_next_firing_are_of_its_own_updates() -> None:
+    both = Both(4)
+    for each in ([0, 0, 1, 1], [0, 1, 1, 2], [1, 1, 1, 2]):
+        updates = np.array(each)
+        with both.sum.of_updates(updates):
+            both.product(updates)
+    for update in range(UPDATES):
+        both.require(by_one(both), update)
+        both.sum.next_update()
+
+
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("updates", [[0, 0, 1, 2, 2], [1, 2, 2, 2, 2], [1, 0, 1, 2, 2]])
+def test_rows_of_updates_that_lie_in_order_wait_where_they_lie(
+    updates: list[int], twice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, put = Both(3), [0]
+    before = PutApart.put
+
+    def counted(self: PutApart, *args: Any) -> bool:
+        put[0] += 1
+        return before(self, *args)
+
+    monkeypatch.setattr(PutApart, "put", counted)
+    each = np.array(updates)
+    with both.sum.of_updates(each):
+        both.product(each.repeat(2) if twice else each)
+        both.product(each)
+    ordered = updates == sorted(updates)
+    assert put[0] == (0 if ordered else 6)  # two calls of a product, one of computed, and a sum
+    assert both.sum.ahead
+    for update in range(UPDATES):
+        both.require(by_one(both), update)
+        both.sum.next_update()
 
 
 def test_what_is_forgotten_is_gone_of_all_updates() -> None:

@@ -47,3 +47,25 @@ def test_messages_of_one_version_count_as_if_each_named_it(most: int | None, ver
         assert part.holding == (most is not None and version > 2)
     assert seen[0] == seen[1] == seen[2]
     assert seen[0] == (5, 2, 2, (*[0] * (version - 2), 5))
+
+
+@pytest.mark.parametrize("bundles", [(), (0,), (0, 2), (0, 1, 2)])
+def test_what_is_told_of_a_later_update_counts_as_if_each_firing_told_of_it(
+    bundles: tuple[int, ...],
+) -> None:
+    together, each = (_part(None, 7) for _ in range(2))
+    lengths = {k: np.array([2, 3]) for k in bundles}
+    for part in (together, each):
+        part.sent(6)
+    for k in range(3):
+        versions = np.array([2 + k, 3])
+        together.received_for(np.array([1, 1]), versions, lengths.get(k))
+        each.received(int(lengths.get(k, np.ones(2)).sum()), versions, lengths.get(k))
+        together.answered_for(np.array([1]), None)
+        each.answered(1, 1)
+    assert together.counting.rows == 0
+    assert together.next_update()
+    assert not together.next_update()
+    seen = [(c.rows, c.messages, c.outstanding) for c in (together.counting, each.counting)]
+    assert seen[0] == seen[1]
+    assert together.histogram() == each.histogram()

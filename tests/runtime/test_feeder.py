@@ -15,7 +15,8 @@ from geartrain.frames.instance import InOrder, Instance
 from geartrain.frames.packed import Packed
 from geartrain.frames.packer import Packer
 from geartrain.graph.graph import Graph
-from geartrain.runtime.base import Feeder
+from geartrain.runtime import base
+from geartrain.runtime.base import Feeder, PackedAhead
 
 N = 300
 
@@ -69,6 +70,21 @@ def test_the_first_instances_wait_for_few_others(together, blocks, monkeypatch):
     monkeypatch.setattr(Packer, "pack", seen)
     assert fed(Feeder(InOrder(rows(), range(N))), engine(together), together) == [*range(N)]
     assert packed == blocks
+
+
+def test_no_few_of_a_block_are_left_to_go_by_themselves(monkeypatch):
+    monkeypatch.setattr(base, "_BLOCK", 100)
+    sizes: list[int] = []
+    take = PackedAhead.take
+
+    def taking(self: PackedAhead, n: int, packer: Packer) -> Packed | None:
+        found = take(self, n, packer)
+        sizes.extend([] if found is None else [len(found)])
+        return found
+
+    monkeypatch.setattr(PackedAhead, "take", taking)
+    assert fed(Feeder(InOrder(rows(), range(N))), engine(30), 30) == [*range(N)]
+    assert sizes == [30] * (N // 30)
 
 
 def test_what_is_made_ready_before_a_pass_is_fed_like_any_other(monkeypatch):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import geartrain as gt
+from geartrain.engine.ahead import Ahead
 from geartrain.engine.engine import Engine
 from geartrain.engine.settings import Settings
 from geartrain.frames.packed import Packed
@@ -69,6 +71,28 @@ def test_a_lot_of_large_rows_has_two_mebibytes_and_pipelines_have_lots_of_their_
     for nbytes, lot in ((0, 100), (1 << 10, 100), (1 << 20, 2), (1 << 22, 0)):
         engine.ahead.give_together(100, nbytes)
         assert stocked.lot == lot
+
+
+@pytest.mark.parametrize(
+    ("triggers", "update"),
+    [
+        ([gt.Instances(4), gt.Instances(6)], 6),
+        ([gt.Rows(9), gt.Instances(4)], 4),
+        ([gt.Rows(9), gt.Messages(9)], 1),
+        ([], 1),
+    ],
+)
+def test_lots_are_of_whole_updates_of_parts_that_gather_instances(
+    triggers: list[Any], update: int
+) -> None:
+    parts = {str(k): SimpleNamespace(trigger=t, once=False) for k, t in enumerate(triggers)}
+    parts["once"] = SimpleNamespace(trigger=gt.Instances(50), once=True)  # counted as it comes by
+    stocked = Stocked(2)
+    controller: Any = SimpleNamespace(assignment=stocked)
+    given: Any = parts
+    sharing: Any = None
+    assert Ahead(controller, Settings(), given, sharing).stock_up()
+    assert stocked.update == update
 
 
 def test_small_instances_go_by_lots_larger_than_are_in_flight() -> None:

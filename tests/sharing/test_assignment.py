@@ -91,6 +91,21 @@ def test_where_more_are_worth_a_lot_two_such_lots_may_wait_at_each_copy() -> Non
     assert assignment.lot == 0  # nothing is known of the next pass
 
 
+@pytest.mark.parametrize(("update", "some"), [(1, 10), (4, 12), (10, 10), (16, 16), (21, 10)])
+def test_lots_are_of_whole_updates_where_one_has_room(update: int, some: int) -> None:
+    assignment = Stocked(2)
+    assignment.begin(0, training=True)
+    assignment.ahead, assignment.update = 1.0, update
+    assert assignment.room(20) == some
+    assignment.lot = 25
+    more = 25 if update > 20 else -(-25 // update) * update
+    assert assignment.room(20) == more
+    assignment.active[:] = 20 + 2 * 25 - more
+    assert assignment.room(20) == more
+    assignment.active += 1
+    assert assignment.room(20) == 0  # rather than a part of an update
+
+
 @pytest.mark.parametrize(
     "make",
     [Together, lambda: Balanced(2), lambda: Stocked(2)],

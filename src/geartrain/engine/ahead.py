@@ -8,6 +8,7 @@ from typing import Final, final
 from geartrain.engine.controller import ControllerState
 from geartrain.engine.settings import Settings
 from geartrain.parts.part import PartState
+from geartrain.parts.triggers import Instances
 from geartrain.sharing.assignment import Stocked, Together
 from geartrain.sharing.sharing import AbstractSharingState
 
@@ -39,6 +40,9 @@ class Ahead:
         assignment = self._controller.assignment
         if isinstance(assignment, Stocked):
             assignment.ahead = 1.0
+            triggers = [part.trigger for part in self._parts.values() if not part.once]
+            several = [each.n for each in triggers if isinstance(each, Instances)]
+            assignment.update = max(several, default=1)
             return True
         return False
 

@@ -56,6 +56,8 @@ class Cohorts:
             ahead: Of so many cohorts after the present one gradients may be added too.
         """
         cohorts = self._cohort(self._arena.turn[slots]) - ahead  # when its turn is
+        if ahead:
+            delivery, cohorts = _in_order(delivery, cohorts)
         most = int(cohorts.max())
         if most <= self._present:
             return [delivery]
@@ -134,6 +136,16 @@ class Cohorts:
 
     def _wait(self, cohort: int, delivery: Delivery) -> None:
         self._waiting.setdefault(cohort, []).append(delivery)
+
+
+def _in_order(delivery: Delivery, cohorts: IntArray) -> tuple[Delivery, IntArray]:
+    """The same answers and their cohorts, those of a cohort side by side: so they go on to the
+    inputs, and are multiplied from where they lie, in each firing behind this one."""
+    batch = delivery.batch
+    if isinstance(batch, Forward) or not (cohorts[1:] < cohorts[:-1]).any():
+        return delivery, cohorts
+    order = cohorts.argsort(kind="stable")
+    return Delivery(delivery.node, delivery.port, batch.take(order)), cohorts[order]
 
 
 def _apart(

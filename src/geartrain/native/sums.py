@@ -215,6 +215,11 @@ class SumsById:
         self._of_place = np.empty(0, np.int64)
         self._sums = torch.empty((0, width), dtype=dtype)
         self._count = np.zeros(1, np.int64)
+        self._places: tuple[int, int, int, int] | None = None  # where these four lie, once asked
+
+    def __getstate__(self) -> dict[str, object]:
+        """A copy lies elsewhere."""
+        return self.__dict__ | {"_places": None}
 
     def __len__(self) -> int:
         return int(self._count[0])
@@ -226,7 +231,7 @@ class SumsById:
     def extend(self, limit: int) -> None:
         """Ids may be as large as below this."""
         more = np.full(limit - self._where.size, -1, np.int64)
-        self._where = np.concatenate([self._where, more])
+        self._where, self._places = np.concatenate([self._where, more]), None
 
     def add(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Add rows.
@@ -260,10 +265,11 @@ class SumsById:
         for rows, ids in pieces:
             words += (rows.data_ptr(), ids.data_ptr(), ids.shape[0])
         run = typed["sum_by_id"][n * self._width > library.SMALL]
-        where, places = self._where.ctypes.data, self._of_place.ctypes.data
-        sums, count = self._sums.data_ptr(), self._count.ctypes.data
+        if self._places is None:
+            where, places = self._where.ctypes.data, self._of_place.ctypes.data
+            self._places = where, places, self._sums.data_ptr(), self._count.ctypes.data
         packed = pack(f"{len(words)}q", *words)
-        if run(packed, len(pieces), self._width, self.limit, where, places, sums, count):
+        if run(packed, len(pieces), self._width, self.limit, *self._places):
             raise IndexError(f"index out of range: an id is not below {self.limit}")
 
     def take(self) -> tuple[NDArray[np.int64], Tensor]:
@@ -285,7 +291,7 @@ class SumsById:
         room = min(self.limit, max(n, 2 * room, _ROOM))
         places, sums = np.empty(room, np.int64), pool.made((room, self._width), self._dtype)
         places[:had], sums[:had] = self._of_place[:had], self._sums[:had]
-        self._of_place, self._sums = places, sums
+        self._of_place, self._sums, self._places = places, sums, None
 
     def _add_by_torch(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
         ids = np.concatenate([ids.numpy() for _, ids in pieces])

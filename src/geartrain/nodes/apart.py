@@ -5,8 +5,8 @@ rows of updates 0 1 1 2 0 2  ─►  0 0 │ 1 1 │ 2 2        a product each
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, final
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple, TypeAlias, final
 
 import numpy as np
 import torch
@@ -16,6 +16,12 @@ from geartrain.errors import ProtocolError
 from geartrain.frames.message import IntArray, join_arrays
 from geartrain.native.rows import take
 from geartrain.nodes.slot import Runs
+
+Piece: TypeAlias = tuple[int, Tensor, "Tensor | None"]
+"""An update and its rows, as ``RowsOfUpdates`` has them."""
+
+_MANY: Final = 512
+"""Rows of several updates that are put apart at once: such few updates have many rows each."""
 
 
 @final
@@ -32,7 +38,7 @@ class RowsOfUpdates(NamedTuple):
     right: Tensor | None
     updates: IntArray
 
-    def by_update(self) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+    def by_update(self) -> Iterator[Piece]:
         """Each update that there is, and its rows; they are copied unless they lie in order."""
         left, right, updates = self
         if (np.diff(updates) < 0).any():
@@ -60,9 +66,12 @@ class PutApart:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def put(self, parameter: torch.nn.Parameter, columns: Runs | None, rows: RowsOfUpdates) -> None:
-        """Have rows wait."""
-        self._waiting.setdefault(parameter, {}).setdefault(columns, []).append(rows)
+    def put(self, parameter: torch.nn.Parameter, columns: Runs | None, rows: RowsOfUpdates) -> bool:
+        """Have rows wait, unless they are many; whether they do."""
+        few = rows.updates.size < _MANY
+        if few:
+            self._waiting.setdefault(parameter, {}).setdefault(columns, []).append(rows)
+        return few
 
     def take(self) -> Iterator[tuple[torch.nn.Parameter, Runs | None, RowsOfUpdates]]:
         """All that waits, joined; nothing does afterwards."""
@@ -81,6 +90,18 @@ def _joined(pieces: list[RowsOfUpdates]) -> RowsOfUpdates:
         torch.cat(rights) if rights else None,
         join_arrays([each.updates for each in pieces]),
     )
+
+
+def cut(left: Tensor, right: Tensor | None, many: Mapping[int, int]) -> Iterator[Piece]:
+    """Each update that there is, and its rows, which lie one update after the other.
+
+    Args:
+        left, right: As ``RowsOfUpdates`` has them.
+        many: Rows of each update, in their order.
+    """
+    sizes = [*many.values()]
+    rights = [None] * len(sizes) if right is None else right.split_with_sizes(sizes)
+    return zip(many, left.split_with_sizes(sizes), rights, strict=True)
 
 
 def for_rows(updates: IntArray, n: int) -> IntArray:

@@ -21,10 +21,11 @@ from geartrain.nodes.apart import for_rows
 class AbstractByUpdate(ABC):
     """A sum of the present update, with those of the updates after it."""
 
-    __slots__ = ("_ahead", "_spare", "_updates")
+    __slots__ = ("_ahead", "_pieces", "_spare", "_updates")
 
     def __init__(self) -> None:
         self._updates: IntArray | int | None = None
+        self._pieces: tuple[IntArray, int, dict[int, int]] | None = None  # of so many rows
         self._ahead: list[Self] = []
         self._spare: list[Self] = []  # empty, with buffers
 
@@ -53,6 +54,23 @@ class AbstractByUpdate(ABC):
         if updates is None or isinstance(updates, int):
             return np.full(n, updates or 0, np.int64)
         return for_rows(updates, n)
+
+    def _side_by_side(self, updates: IntArray, n: int) -> dict[int, int]:
+        """How many of n rows each update has, if they lie side by side, one update after the other;
+        else nothing.
+
+        Args:
+            updates: Those of which several are added now.
+            n: Rows of what is added.
+        """
+        known = self._pieces
+        if known is None or known[0] is not updates or known[1] != n:
+            each = for_rows(updates, n)
+            mixed = (each[1:] < each[:-1]).any()
+            counts = [] if mixed else np.bincount(each).tolist()
+            many = {update: rows for update, rows in enumerate(counts) if rows}
+            known = self._pieces = updates, n, many
+        return known[2]
 
     @property
     def whole(self) -> Self | None:

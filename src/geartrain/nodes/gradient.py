@@ -7,8 +7,8 @@
 A product of few rows costs what it takes to read and write the weight's gradient, whatever the
 rows; so operands wait, and are multiplied together when the step comes or there are enough of them.
 
-A firing may bring rows of later updates too. Those of products and sums are put apart before they
-are multiplied, and wait in sums of their own until the update before theirs is done:
+A firing may bring rows of later updates too. Those of products and sums wait in sums of their own
+until the update before theirs is done; where they do not lie in order they are put apart first:
 
     rows of updates 0 1 1 2 0 2  ─►  0 0 │ 1 1 │ 2 2        the sum, and those ahead of it
 
@@ -29,7 +29,7 @@ from torch import Tensor
 from geartrain.frames.message import Payload, distinct
 from geartrain.native import operations, sums
 from geartrain.native.rows import take
-from geartrain.nodes.apart import PutApart, RowsOfUpdates, for_rows
+from geartrain.nodes.apart import Piece, PutApart, RowsOfUpdates, cut, for_rows
 from geartrain.nodes.by_update import AbstractByUpdate
 from geartrain.nodes.computed import AbstractComputed, ComputedSums
 from geartrain.nodes.looked_up import LookedUpSums, Lookup
@@ -40,8 +40,6 @@ from geartrain.nodes.unrecorded import Unrecorded
 _FEW: Final = 32
 _LITTLE: Final = 4096
 """As for ``ALONE``, of a parameter with no more entries: its gradient costs nothing to read."""
-_SORTED: Final = 512
-"""Rows of several updates that are put apart at once: such few updates have many rows each."""
 
 
 class AbstractSource(Protocol):
@@ -338,21 +336,22 @@ class GradientSum(AbstractByUpdate):
         right: Tensor | None,
         columns: Runs | None,
     ) -> None:
-        updates = self._updates
-        if isinstance(updates, int):
-            into = self.of_update(updates)
-            if right is None:
-                into.add_sum(parameter, left)
-            else:
-                into.add_product(parameter, left, right, columns=columns)
-        elif updates is not None and left.shape[0]:
-            if operations.listening and right is not None:
-                operations.tell(left.shape[1], left.shape[0], right.shape[1])
-            rows = RowsOfUpdates(left, right, for_rows(updates, left.shape[0]))
-            if rows.updates.size >= _SORTED:
-                self._add_by_update(parameter, columns, rows)
+        updates, n = self._updates, left.shape[0]
+        if operations.listening and right is not None:
+            operations.tell(left.shape[1], n, right.shape[1])
+        each: Iterable[Piece]
+        if updates is None or isinstance(updates, int):
+            each = [(updates or 0, left, right)]
+        elif not n:
+            return
+        elif many := self._side_by_side(updates, n):
+            each = cut(left, right, many)
+        else:
+            rows = RowsOfUpdates(left, right, for_rows(updates, n))
+            if self._apart.put(parameter, columns, rows):
                 return
-            self._apart.put(parameter, columns, rows)
+            each = rows.by_update()
+        self._add_by_update(parameter, columns, each)
 
     def _add_each(
         self, add: Callable[..., None], parameter: torch.nn.Parameter, *rows: Tensor
@@ -383,21 +382,21 @@ class GradientSum(AbstractByUpdate):
         if self._apart:
             with Unrecorded():
                 for parameter, columns, rows in self._apart.take():
-                    self._add_by_update(parameter, columns, rows)
+                    self._add_by_update(parameter, columns, rows.by_update())
 
     def _add_by_update(
-        self, parameter: torch.nn.Parameter, columns: Runs | None, rows: RowsOfUpdates
+        self, parameter: torch.nn.Parameter, columns: Runs | None, rows: Iterable[Piece]
     ) -> None:
         """Add rows, which have been told of, to the sums of their updates."""
+        updates, self._updates = self._updates, None
         with operations.told_before() if operations.listening else nullcontext():
-            for update, left, right in rows.by_update():
+            for update, left, right in rows:
                 into = self.of_update(update)
-                before, into._updates = into._updates, None
                 if right is None:
                     into.add_sum(parameter, left)
                 else:
                     into.add_product(parameter, left, right, columns=columns)
-                into._updates = before
+        self._updates = updates
 
     def absorb(
         self,

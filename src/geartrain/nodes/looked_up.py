@@ -10,7 +10,7 @@ A table has few rows, or the same few come again and again: tags, letters, frequ
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, cast, final
 
 import numpy as np
@@ -68,6 +68,9 @@ class Lookup:
         padding: The row that gets no gradient, or -1.
         sparse: Whether the table gets its gradient as rows.
         rows: How many rows it is seen as, if they are not its own; else 0.
+
+    Attributes:
+        key: Equal for lookups that are alike, as long as their tensors live.
     """
 
     table: Tensor
@@ -78,12 +81,12 @@ class Lookup:
     padding: int = -1
     sparse: bool = False
     rows: int = 0
+    key: tuple[object, ...] = field(init=False)
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Equal for lookups that are alike, as long as their tensors live."""
+    def __post_init__(self) -> None:
         some = tuple([None if x is None else id(x) for x in (self.weight, self.bias)])
-        return id(self.table), some, self.weighs, self.columns, self.padding, self.sparse, self.rows
+        rest = self.columns, self.padding, self.sparse, self.rows
+        object.__setattr__(self, "key", (id(self.table), some, self.weighs, *rest))
 
     @property
     def width(self) -> int:
@@ -104,8 +107,12 @@ class Lookup:
     @property
     def learns(self) -> bool:
         """Whether anything gets a gradient."""
-        weight = self.weight if self.weighs else None
-        return any(x is not None and x.requires_grad for x in (self.table, weight, self.bias))
+        weight, bias = self.weight, self.bias
+        return (
+            self.table.requires_grad
+            or (self.weighs and weight is not None and weight.requires_grad)
+            or (bias is not None and bias.requires_grad)
+        )
 
     def tell(self, n: int) -> None:
         """Of the products that n rows ask for, one by one, to who counts operations."""

@@ -69,8 +69,12 @@ class UpdatesAhead:
         """The next update is the present one; whether anything has been told of it."""
         if not self._told:
             return False
-        for told in self._told.pop(0):
-            self._count(told)
+        told = self._told.pop(0)
+        if came := [each for each in told if not each.answered]:
+            self._count(Told.joined(came))
+        for each in told:
+            if each.answered:
+                self._count(each)
         return True
 
 

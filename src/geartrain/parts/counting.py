@@ -6,7 +6,7 @@ sent ─► in flight ─► received, answered, dropped ─► rows, messages, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -214,6 +214,16 @@ class Told:
     lengths: IntArray | None
     answered: bool
 
+    @staticmethod
+    def joined(some: Sequence[Told]) -> Told:
+        """Those of several firings together, of which none was answered at once."""
+        if len(some) == 1:
+            return some[0]
+        lengths = None
+        if any(each.lengths is not None for each in some):
+            lengths = np.concatenate([_each(x.versions.size, x.lengths) for x in some])
+        return Told(np.concatenate([each.versions for each in some]), lengths, answered=False)
+
     def tell(self, counting: Counting, version: int) -> None:
         """Count them, at this version."""
         n = self.versions.size
@@ -222,6 +232,10 @@ class Told:
             counting.answered(version - int(self.versions[0]), rows, n)
         else:
             counting.received(version, rows, self.versions, self.lengths)
+
+
+def _each(messages: int, lengths: IntArray | None) -> IntArray:
+    return np.ones(messages, np.int64) if lengths is None else lengths
 
 
 @final

@@ -312,10 +312,10 @@ def _came_of_an_interrupt(error: BaseException | None) -> bool:
 class PackedAhead:
     """Instances of a list, packed some way ahead of their admission.
 
-    A block holds as many instances as are wanted, and once their bytes are known, up to 1024 of
-    1 MiB together; the first ones fewer, as those who begin with them wait. One that cannot be
-    packed is left to be taken instance by instance, so that an error comes with the instance that
-    it is about.
+    A block holds as many instances as are wanted, and once their bytes are known, several times as
+    many, up to 1024 of 1 MiB together; the first ones fewer, as those who begin with them wait. One
+    that cannot be packed is left to be taken instance by instance, so that an error comes with the
+    instance that it is about.
 
     Args:
         instances: Taken in their order.
@@ -343,7 +343,8 @@ class PackedAhead:
         if self.loose:
             return None
         if self._packed is None or self._at == len(self._packed):
-            self._packed, self._at = self._pack(max(n, self._size), packer), 0
+            size = max(n, self._size - self._size % n)  # or a few would go by themselves
+            self._packed, self._at = self._pack(size, packer), 0
             if self._packed is None:
                 return None
         start = self._at

@@ -185,11 +185,13 @@ class Stocked(_TurnsByCopy):
         ahead: How many more than may be in flight a copy may be given, as a share of them: they
             wait there until there is room, so that it waits for nobody.
         lot: So many go together at least, and two such lots may wait.
+        update: Lots are of whole updates, of so many instances each, where one has room: a copy
+            that has a part of one begins that by itself.
     """
 
     def __init__(self, copies: int) -> None:
         super().__init__(copies, copies)
-        self.ahead, self.lot = 0.0, 0
+        self.ahead, self.lot, self.update = 0.0, 0, 1
 
     def begin(self, trained: int, *, training: bool) -> None:
         super().begin(trained, training=training)
@@ -199,6 +201,8 @@ class Stocked(_TurnsByCopy):
         ahead = max(math.ceil(limit * self.ahead), 2 * self.lot)
         room = limit + ahead - int(self.active.min())
         some = max(lot_of(limit), self.lot)
+        if self.update <= limit:
+            some += -some % self.update
         return some if room >= some else 0
 
     def admit(self, arena: Arena, slots: IntArray, copy: int) -> None:
