@@ -75,6 +75,35 @@ def test_mixing_in_training_mode_alone_is_found(how: str) -> None:
         checked(Wraps(MIXERS[how], training=True))
 
 
+class Drops(nn.Module):
+    """Two features with dropout; a norm of two is 1 and -1, whatever they are."""
+
+    def __init__(self, share: float, then: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.share, self._then = nn.Linear(4, 2), share, then
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._then(F.dropout(self.linear(x), self.share, self.training))
+
+
+@pytest.mark.parametrize("seed", [7, 19, 42, 51])
+@pytest.mark.parametrize(
+    ("share", "then"), [(0.2, nn.LayerNorm(2)), (0.05, nn.Identity())], ids=["norm", "few"]
+)
+def test_a_mask_that_seldom_differs_is_not_taken_for_mixing(
+    share: float, then: Any, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    checked(Drops(share, then), keep="activations")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mixing_beside_a_mask_is_found(seed: int) -> None:
+    torch.manual_seed(seed)
+    with pytest.raises(gt.GraphError, match="mixes rows"):
+        checked(Drops(0.5, lambda x: x + 0.1 * x.mean(0)), keep="activations")
+
+
 def test_whole_minibatches_and_rows_that_are_alone_may_mix() -> None:
     for how in MIXERS.values():
         checked(Wraps(how), bundle=True, keep="graph")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.testing import assert_close
 
-from geartrain.nodes.chance import Remembered
+from geartrain.nodes.chance import Evened, Remembered
 from tests.rigs.programs import Nursery, Program
 
 ROWS, DIM = 40, 5
@@ -38,6 +40,35 @@ def test_the_mask_of_a_native_dropout_comes_again_with_its_gradient(p: float) ->
         assert_close(y.detach(), now * factors)
         (dx,) = torch.autograd.grad(y, leaf, dy)
         assert_close(dx, dy * factors)
+
+
+DRAWS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "dropout": (lambda x: F.dropout(x, 0.25), lambda x: x / 0.75),
+    "one operator with a mask": (lambda x: fused(x, 0.25), lambda x: x),
+    "uniform": (lambda x: x + torch.rand_like(x), lambda x: x + 0.75),
+    "normal": (lambda x: x + torch.empty_like(x).normal_(), lambda x: x + 0.75),
+    "by chances of its own": (lambda x: x + torch.bernoulli(x / 2), lambda x: x + 1),
+    "by chances, in place": (lambda x: x + x.clone().bernoulli_(x / 2), lambda x: x + 1),
+    "integers": (lambda x: x + torch.randint(5, x.shape), lambda x: x),
+    "an order": (lambda x: x[torch.randperm(len(x))], lambda x: x[[0] * len(x)]),
+    "one of several": (lambda x: torch.multinomial(x, 1), lambda x: 0 * x[:, :1].long()),
+}
+
+
+@pytest.mark.parametrize("how", DRAWS)
+def test_nothing_is_left_to_chance_where_all_draws_are_even(how: str) -> None:
+    draws, known = DRAWS[how]
+    x = torch.rand(ROWS, DIM, dtype=torch.float64) + 0.5
+    with Evened():
+        found = draws(x)
+    assert_close(found, known(x))
+
+
+def test_what_draws_inside_a_kernel_is_as_ever() -> None:
+    x = -torch.ones(ROWS, DIM)
+    with Evened():
+        y = F.rrelu(x, 0.1, 0.9, training=True)
+    assert len(y.unique()) > ROWS
 
 
 def test_a_native_dropout_of_all_is_zero_again() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import geartrain as gt
 from geartrain.nodes import criteria
@@ -103,3 +104,32 @@ def test_a_criterion_is_asked_for_a_loss_a_row_where_it_says_that_it_takes_that(
     for criterion in (of_its_own, wrapped, plain):
         assert torch.equal(per_row(criterion, "loss")(p, t), (p - t) ** 2), criterion
     assert per_row(plain, "loss") is plain
+
+
+@pytest.mark.parametrize(
+    "how", [lambda f: 0.3 * f, lambda f: f * 2, lambda f: f / 2, lambda f: 1 + f]
+)
+def test_who_scales_a_criterion_is_told_what_to_write(how: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"weight=lambda m: 0\.3.*0\.3 \* cross_entropy\(y, t\)"):
+        how(gt.cross_entropy)
+
+
+def trained(criterion: Callable[..., Tensor], weight: Any) -> Tensor:
+    """The weights after a step of a loss with this criterion and weight."""
+    torch.manual_seed(0)
+    linear = nn.Linear(3, 4).double()
+    graph = gt.Graph(vertex=("label",))
+    graph.input("x").through(linear, name="m").loss(criterion, target="label", weight=weight)
+    rules = gt.Rules(optimizer=lambda p: torch.optim.SGD(p, lr=1.0), update_every=10)
+    rows = [
+        gt.Instance({"x": torch.randn(2, 3, dtype=torch.float64)}, {"label": [i % 4, 1]})
+        for i in range(5)
+    ]
+    gt.Session(graph, rules=rules).fit(rows, epochs=1)
+    return linear.weight.detach()
+
+
+def test_both_ways_that_it_is_told_of_scale_the_loss() -> None:
+    scaled = trained(gt.cross_entropy, lambda m: 0.3)
+    assert_close(scaled, trained(lambda y, t: 0.3 * gt.cross_entropy(y, t), None))
+    assert not torch.allclose(scaled, trained(gt.cross_entropy, None))

@@ -301,3 +301,13 @@ def test_the_promise_of_the_readme_is_kept(tmp_path: Path) -> None:
     for act in misused:
         with pytest.raises((ValueError, TypeError)):
             act()
+
+
+def test_a_session_says_what_it_is_and_how_far_it_has_come() -> None:
+    graph = gt.Graph(value=("label",))
+    linear(graph.input("x", step=0)).loss(gt.cross_entropy, "label")
+    session = gt.Session(graph, rules=gt.Rules(update_every=4), runtime=gt.Threads(2))
+    told = "Session(parts=1, weights=15, runtime=Threads(2), epoch={}, trained={})"
+    assert repr(session) == told.format(1, 0)
+    session.fit(data(), epochs=2)
+    assert repr(session) == told.format(3, 16)

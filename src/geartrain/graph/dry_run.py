@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, final
 
 import numpy as np
@@ -35,7 +35,7 @@ from geartrain.frames.precision import widened
 from geartrain.graph.operator import Keep, describe
 from geartrain.graph.sample_rows import MESSAGES, MOST_ROWS, Sample
 from geartrain.nodes.call import Call
-from geartrain.nodes.chance import Watched, generators_kept
+from geartrain.nodes.chance import Evened, Watched, generators_kept
 from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.leaves import described, foreign_story, leaves_of, names_of, that_stay
 from geartrain.nodes.node import Place
@@ -167,7 +167,8 @@ class DryRun:
             self._refuse_writing(call, inputs, others)
             self._tell()
         if mixing:
-            self._refuse_mixing(call, stand_in, sample)
+            with Evened() if self.draws else nullcontext():
+                self._refuse_mixing(call, stand_in, sample)
         if isinstance(function, nn.Module) and not self._judges:
             self.severed = _severed(stand_in, function, sample.arguments(first))
         self.settled = True

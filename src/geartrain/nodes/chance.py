@@ -4,6 +4,7 @@
     with chance.repeated():      y = f(x; θ now)        and comes again, in the same order
     with generators_kept(...):   f(some rows)           nobody sees that something was drawn
     with Watched() as chance:    f(some rows)           chance.drew: whether something is drawn
+    with Evened():               f(some rows)           all that is drawn is the same number
     row_seeds(n)                 a number for each row, of which C makes what is drawn for it
 
 A generator that is set back would serve one thread only: workers draw from the same one.
@@ -42,6 +43,11 @@ _MAKING: Final = frozenset(
     ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like")
 )
 """Operators of whose tensors only the shapes matter."""
+_CHOOSING: Final = frozenset(("bernoulli", "binomial", "multinomial", "normal", "poisson"))
+"""Operators that make a tensor of chances, or of means, that are given."""
+_EVEN: Final = 0.75
+"""What is drawn where nothing is left to chance: neither of the ends of what is uniform, and above
+the usual shares of dropout."""
 _LOOKING: Final = frozenset((_ATEN._local_scalar_dense.default, _ATEN.equal.default))
 _SEEDS: Final = 2**63 - 1
 
@@ -130,6 +136,39 @@ class Watched(UncompiledMode):
         except GraphError:  # it draws, and in a way that cannot be repeated
             self.drew = True
         return function(*args, **(kwargs or {}))
+
+
+@final
+class Evened(UncompiledMode):
+    """Leaves nothing to chance while it is entered, so that calls with different rows compare.
+
+    Whatever is drawn is one number for all rows, in every call: 1 where it says what is kept (as in
+    dropout), 0 for integers, 0.75 for others. What cannot be told from a tensor of numbers that
+    were drawn, such as attention with dropout inside a kernel, is as ever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        try:
+            drawn = _draws(function, args, kwargs or {})
+        except GraphError:  # it draws by what it is given
+            drawn = _base(function) in _CHOOSING or function is _ATEN.bernoulli_.Tensor
+        if not drawn:
+            return result
+        if function is _DROPOUT:
+            return args[0].clone(), torch.ones_like(result[1])
+        if _base(function).startswith("bernoulli"):
+            return result.fill_(1)
+        return result.fill_(_EVEN if result.is_floating_point() else 0)
 
 
 @final

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, NoReturn, TypeAlias, final
 
 import numpy as np
 import torch
@@ -93,6 +93,15 @@ class CrossEntropy:
 
     def __repr__(self) -> str:
         return "cross_entropy"
+
+    def __mul__(self, factor: object) -> NoReturn:
+        raise TypeError(
+            "cross_entropy is a function, and is called with predictions and targets: to scale it, "
+            "give loss(cross_entropy, ..., weight=lambda m: 0.3); to compute with it, give a "
+            "function, loss(lambda y, t: 0.3 * cross_entropy(y, t), ...)"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __rmul__ = __truediv__ = __mul__
 
 
 cross_entropy = CrossEntropy()

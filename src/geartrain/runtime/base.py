@@ -418,6 +418,9 @@ class AbstractRuntime(ABC):
     most_deaths = 0
     """How many deaths of workers a call of the session goes on after; 0: the first is raised."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.workers})"
+
     @abstractmethod
     def run(self, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:
         """Feed instances until the feeder is exhausted and all have finished.

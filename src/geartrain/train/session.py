@@ -345,6 +345,14 @@ class Session:
             trained = self.state.engine.controller.trained
         return {name: p.rates(trained) for name, p in self.trained_parts.items() if p.parameters}
 
+    def __repr__(self) -> str:
+        weights = sum(p.numel() for part in self.parts.values() for p in part.parameters)
+        at = self.state.position
+        return (
+            f"Session(parts={len(self.parts)}, weights={weights:,}, runtime={self.runtime!r}, "
+            f"epoch={at.epoch}, trained={at.trained:,})"
+        )
+
     def __reduce_ex__(self, protocol: object) -> Any:
         raise TypeError(
             "a Session is not copied or pickled, as threads, processes and data are in it: "
