@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.derived.derivation import derive
-from geartrain.derived.told.otherwise import OTHERWISE
+from geartrain.derived.told.otherwise import OTHERWISE, dropped
 from tests.rigs.rowwise import Rowwise, assert_as_autograd
 
 SIZES = {"n": 6, "i": 3, "j": 4, "k": 5, "h": 2, "d": 3, "e": 4}
@@ -175,3 +175,19 @@ def test_powers_are_torchs() -> None:
     x, y = (torch.rand(2, 3, dtype=torch.float64) + 0.5 for _ in range(2))
     for base, exponent in ((x, y), (x, y[:1]), (x[0], y), (2.0, y), (x, 2.0)):
         torch.testing.assert_close(OTHERWISE[torch.pow](base, exponent), torch.pow(base, exponent))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_dropout_is_torchs_bit_for_bit(p: float, training: bool, inplace: bool) -> None:
+    found = []
+    for function in (dropped, nn.functional.dropout):
+        torch.manual_seed(1)
+        x = torch.randn(6, 4)
+        y = function(x, p, training, inplace)
+        found += [y, x]
+    mine, its, torchs, own = found
+    assert torch.equal(mine, torchs) and torch.equal(its, own)
+    with pytest.raises(ValueError, match="probability"):
+        dropped(x, 1.5)

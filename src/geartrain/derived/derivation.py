@@ -26,7 +26,7 @@ from geartrain.derived.traces.counted import SIZES, Function
 from geartrain.derived.traces.unsearched import taken_apart
 from geartrain.errors import GraphError
 from geartrain.frames.message import Payload
-from geartrain.nodes.call import arguments, as_payload
+from geartrain.nodes.call import arguments, as_payload, differentiate
 from geartrain.nodes.gradient import GradientSum
 
 
@@ -256,14 +256,8 @@ class Derivation:
         with torch.enable_grad():
             ys = self._call(operands, [x.clone() for x in leaves])
         compare([y.detach() for y in ys], outputs, "the trace gives other outputs")
-        pairs = [(y, d) for y, d in zip(ys, dys, strict=True) if y.requires_grad]
         everything = [*leaves, *operands]
-        wanted = [x for x in everything if x.requires_grad]
-        found = iter(
-            torch.autograd.grad(
-                [y for y, _ in pairs], wanted, [d for _, d in pairs], allow_unused=True
-            )
-        )
+        found = iter(differentiate(ys, dys, [x for x in everything if x.requires_grad]))
         answers = [next(found) if x.requires_grad else None for x in everything]
         frozen = [*[False] * len(leaves), *[not x.requires_grad for x in self._operands.tensors()]]
         return [None if no else d for d, no in zip(answers, frozen, strict=True)]

@@ -166,7 +166,10 @@ class OperandPlaces:
                 copy[:, at : at + end - first] = weight[:, first:end]
                 at += end - first
         self.pack()
-        self.note(operands, self._read)
+        if firing.number:  # this one's: later ones look anew
+            self._packed_of = None
+        else:
+            self.note(operands, self._read)
         return True
 
     def _look(self, operands: Sequence[Tensor], looks: Seen) -> None:

@@ -16,6 +16,7 @@ checks them again, and the user may write over his own while they are in flight.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final, Protocol, final
 
 import numpy as np
@@ -357,6 +358,7 @@ class Packer:
         return np.concatenate(parts)
 
 
+_NDIM: Final = attrgetter("ndim")
 _NOWHERE = np.zeros(0, np.int64)
 _LISTS: Final = frozenset((list, tuple))
 _ARRAYS: Final = frozenset((np.ndarray, Tensor))
@@ -391,7 +393,7 @@ def _sizes(
     sizes = np.zeros(len(instances), np.int64)
     columns: list[Any] = [i.vertex.get(first) for i in instances]  # type: ignore[arg-type]
     kinds = set(map(type, columns))
-    if kinds <= _LISTS or (kinds <= _ARRAYS and all(c.ndim for c in columns)):
+    if kinds <= _LISTS or (kinds <= _ARRAYS and all(map(_NDIM, columns))):
         return _lengths(columns)
     reached = _reached(len(instances), inputs)
     for k, instance in enumerate(instances):

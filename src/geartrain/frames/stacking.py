@@ -49,7 +49,7 @@ def _below(given: Sequence[Tensor], shape: torch.Size) -> tuple[Tensor, IntArray
     """Tensors of one dtype below one another, and how many rows each has; None: one has rows of
     another shape, or all have none."""
     n = given[0].shape[0] if given[0].ndim else 0
-    if given[0].shape[1:] != shape or not n:
+    if given[0].shape[1:] != shape or not n or given[-1].shape != given[0].shape:
         return _of_any_lengths(given, shape)
     try:  # torch looks at the shape of each
         rows = torch.stack(list(given))

@@ -4,7 +4,8 @@ wrong with a call that fails, and whether its ``train()`` leaves a part of it in
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from contextlib import suppress
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +13,91 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 from geartrain.frames.frame import Schema
-from geartrain.graph.operator import ROWS
-from geartrain.nodes.call import Call, arguments
+from geartrain.frames.message import Payload
+from geartrain.graph.operator import ROWS, zeros
+from geartrain.nodes.call import Call, arguments, as_payload
 from geartrain.nodes.chance import generators_kept
 from geartrain.nodes.inside import Inside
-from geartrain.nodes.stand_in import shell_of, tensors_of
-from geartrain.nodes.uncompiled import uncompiled
+from geartrain.nodes.stand_in import StandIn, shell_of, tensors_of
+from geartrain.nodes.uncompiled import UncompiledMode, uncompiled
+
+_MOST_NUMBERS: Final = 1 << 24
+"""Of a function's own that it computes with here; what has more is told by shapes alone."""
+
+
+def imagined(function: Callable[..., Any], args: Payload, inside: Inside | None) -> Payload:
+    """What a function makes of meta tensors, as such.
+
+    It computes with zeros where it can, and its results have the same shapes whatever the numbers.
+    Of meta tensors torch makes most in Python, and imports a library for symbols to do so.
+
+    Args:
+        function: A module, or any function.
+        args: Its arguments, but for the last.
+        inside: The last; None: there is none.
+    """
+    own = tensors_of(function).values()
+    if all(x.is_cpu for x in own) and sum(x.numel() for x in own) <= _MOST_NUMBERS:
+        rows, bundles = tuple(map(zeros, args)), None if inside is None else _of_zeros(inside)
+        # Code of anybody, of rows that it may not like: what is wrong is told of meta tensors.
+        with suppress(Exception), generators_kept(None), _NumbersAlone(), _OperatorsAlone():
+            made = StandIn(function).play(rows, bundles)
+            return tuple([y.detach().to("meta") for y in made])
+    return as_payload(on_meta(function, args if inside is None else (*args, inside)))
+
+
+def _of_zeros(inside: Inside) -> Inside:
+    """Bundles on the host that have equally many rows, or nearly so; edges are all the same."""
+    n, rows = inside.lengths.shape[0], inside.segment.shape[0]
+    segment = torch.arange(rows) * n // rows
+    edges = {name: zeros(x) for name, x in inside.edges.items()}
+    return Inside(torch.bincount(segment, minlength=n), segment, edges)
+
+
+class _Looked(Exception):
+    """Numbers decide."""
+
+
+@final
+class _NumbersAlone(TorchFunctionMode):
+    """Refuses what gives numbers to Python, or to numpy."""
+
+    def __torch_function__(
+        self,
+        function: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function in _GIVE_NUMBERS:
+            raise _Looked
+        return function(*args, **(kwargs or {}))
+
+
+@final
+class _OperatorsAlone(UncompiledMode):
+    """Refuses operators whose results have shapes, or are Python's, by numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if not _BY_NUMBERS.isdisjoint(function.tags):
+            plain = function is torch.ops.aten.index.Tensor
+            if not plain or any(x is not None and x.dtype in _MASKS for x in args[1]):
+                raise _Looked
+        return function(*args, **(kwargs or {}))
+
+
+_GIVE_NUMBERS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
+_BY_NUMBERS: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+_MASKS: Final = frozenset({torch.bool, torch.uint8})
 
 
 def on_meta(function: Callable[..., Any], args: Sequence[Any]) -> object:
@@ -139,4 +219,4 @@ def edge_unknown(call: Call, error: KeyError, schema: Schema) -> str:
     )
 
 
-__all__ = ["edge_unknown", "hint", "imagined_inside", "on_meta", "stays_in_evaluation"]
+__all__ = ["edge_unknown", "hint", "imagined", "imagined_inside", "on_meta", "stays_in_evaluation"]

@@ -219,8 +219,13 @@ class _Imagined:
         node, spec, schema = self._asked
         readable(node, name, spec.columns, schema)
         if name == "payload":
-            return spec.payload or ()
+            return tuple(map(zeros, spec.payload or ()))
         return np.zeros(ROWS, np.int64)
+
+
+def zeros(x: Tensor) -> Tensor:
+    """Zeros on the host, of the shape and dtype of a tensor without data."""
+    return torch.zeros(x.shape, dtype=x.dtype, device="cpu")
 
 
 def describe(payload: Sequence[Tensor]) -> str:

@@ -22,6 +22,7 @@ from geartrain.graph.dry_run import DryRun, refuse_dtype
 from geartrain.graph.imagined import (
     edge_unknown,
     hint,
+    imagined,
     imagined_inside,
     on_meta,
     stays_in_evaluation,
@@ -40,7 +41,7 @@ from geartrain.graph.operator import (
 from geartrain.graph.padded import tell_of_padding
 from geartrain.graph.sample_rows import SampleRows
 from geartrain.graph.use import AbstractUse
-from geartrain.nodes.call import Call, as_payload
+from geartrain.nodes.call import Call
 from geartrain.nodes.casts import Cast, around
 from geartrain.nodes.choice import UNDECIDED, AbstractChoice, Experience, choice_of
 from geartrain.nodes.held import Held
@@ -457,13 +458,11 @@ class Through(AbstractOperator):
                 f"{describe(payload)} come, payload 0..{len(payload) - 1}"
             )
         payload = tuple(payload[j] for j in self.call.taken(len(payload)))
-        args: list[object] = [*payload, *held]
-        args += [torch.empty(ROWS, dtype=torch.int64, device="meta") for _ in self.call.read]
+        read = [torch.empty(ROWS, dtype=torch.int64, device="meta") for _ in self.call.read]
+        inside = imagined_inside(schema) if self.call.inside else None
         rows = ROWS
-        if self.call.inside:
-            args.append(imagined_inside(schema))
         try:
-            outputs = as_payload(on_meta(self.function, args))
+            outputs = imagined(self.function, (*payload, *held, *read), inside)
         except NotImplementedError:
             return None
         except (RuntimeError, ValueError, IndexError, TypeError) as error:

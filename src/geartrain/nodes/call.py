@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, Final, Protocol, TypeVar, final
 
 import numpy as np
 import torch
@@ -238,4 +238,13 @@ def differentiate(
     if not pairs or not wanted:
         return (None,) * len(wanted)
     ys, gs = zip(*pairs, strict=True)
-    return torch.autograd.grad(ys, wanted, gs, retain_graph=retain, allow_unused=True)
+    if _ENGINE is None:
+        return torch.autograd.grad(ys, wanted, gs, retain_graph=retain, allow_unused=True)
+    # As torch asks it, whose look at shapes imports a library for symbols, and takes as long.
+    found: tuple[Tensor | None, ...] = _ENGINE.run_backward(
+        ys, gs, retain, False, tuple(wanted), True, accumulate_grad=False
+    )
+    return found
+
+
+_ENGINE: Final[Any] = getattr(torch.autograd.Variable, "_execution_engine", None)

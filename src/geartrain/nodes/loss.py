@@ -38,7 +38,7 @@ from geartrain.frames.message import (
 from geartrain.frames.precision import widened
 from geartrain.kinds import require_kind
 from geartrain.native.losses import cross_entropy as native_cross_entropy
-from geartrain.nodes.call import AbstractDryRun, Call, own_integers
+from geartrain.nodes.call import AbstractDryRun, Call, differentiate, own_integers
 from geartrain.nodes.criteria import InnerMean
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.sums import Sums
@@ -264,7 +264,8 @@ class Objective:
                 return losses, None
             if losses is inputs[0]:  # as those of a module that computes losses itself
                 return losses.detach(), (torch.ones_like(losses), *[None] * (len(inputs) - 1))
-            found = iter(torch.autograd.grad(losses.sum(), wanted, allow_unused=True))
+            ones = losses.new_ones(()).expand_as(losses)  # of their sum
+            found = iter(differentiate((losses,), (ones,), wanted))
         return losses.detach(), tuple(next(found) if x.requires_grad else None for x in inputs)
 
     def _checked(self, losses: Any, prediction: Payload) -> Tensor:

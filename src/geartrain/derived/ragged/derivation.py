@@ -40,7 +40,7 @@ from geartrain.derived.traces.unsearched import taken_apart
 from geartrain.errors import GraphError
 from geartrain.frames.message import Payload
 from geartrain.native.fused import available
-from geartrain.nodes.call import arguments, as_payload
+from geartrain.nodes.call import arguments, as_payload, differentiate
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import may_have_kernel
@@ -427,10 +427,7 @@ class _RaggedDerivation:
             ys = self._call(operands, [x.clone() for x in given])
         compare([y.detach() for y in ys], outputs, _OTHER_OUTPUTS)
         wanted = [x for x in (*leaves, *sources.values(), *operands) if x.requires_grad]
-        pairs = [(y, d) for y, d in zip(ys, dys, strict=True) if y.requires_grad]
-        gradients = torch.autograd.grad(
-            [y for y, _ in pairs], wanted, [d for _, d in pairs], allow_unused=True
-        )
+        gradients = differentiate(ys, dys, wanted)
         by = {id(x): d for x, d in zip(wanted, gradients, strict=True)}
         rest = [k for k, role in enumerate(self._roles) if role == "given"]
         expected: list[Tensor | None] = [by.get(id(leaves[k])) for k in rest]

@@ -15,6 +15,7 @@ from typing import Any, Final, final
 
 import torch
 from torch import Tensor, fx
+from torch.nn.functional import dropout
 from torch.overrides import TorchFunctionMode
 
 from geartrain.derived.draws import drawn, evenly_drawn
@@ -24,7 +25,7 @@ from geartrain.derived.told.elementary import ELEMENTARY
 from geartrain.derived.told.grown import GROWN
 from geartrain.derived.told.layers import Layers
 from geartrain.derived.told.moved import LAID, MOVED
-from geartrain.derived.told.otherwise import OTHERWISE
+from geartrain.derived.told.otherwise import OTHERWISE, dropped
 from geartrain.derived.told.simpler import SIMPLER
 from geartrain.derived.told.unrolled import UNROLLED
 from geartrain.derived.told.windows import WINDOWS
@@ -160,7 +161,7 @@ class _WithoutLooking(TorchFunctionMode):
 def _called(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What torch returns, or the reason why it cannot."""
     try:
-        return function(*args, **kwargs)
+        return (dropped if function is dropout else function)(*args, **kwargs)
     except RuntimeError as error:
         if function is Tensor.tolist:
             raise LooksAtValues("its way depends on values: it calls tolist") from error
