@@ -176,13 +176,23 @@ class Lowering(AbstractLowering):
     def _is_counted(self, x: fx.Node) -> bool:
         """Whether integers alone make it, and it is one, or the same as one, or a truth that steps
         may not find."""
-        known = [self.values.get(s) for s in x.all_input_nodes if not self._is_whole(s)]
-        if not known or not all(isinstance(each, CountedRows) for each in known):
-            return False
         dtype = x.meta.get("dtype")
+        chosen = x.target is aten.where.self and dtype is torch.int64
+        known = [s for s in x.all_input_nodes if not self._is_whole(s)]
+        if not known or not all(self._is_of_integers(s, truths=chosen) for s in known):
+            return False
         if x.target in SAME or dtype is torch.int64:
             return True
         return dtype is torch.bool and not is_compared_exactly(self, x)
+
+    def _is_of_integers(self, x: fx.Node, *, truths: bool) -> bool:
+        """Whether integers alone make integers, or truths if those count, whoever else does so."""
+        if isinstance(self.values.get(x), CountedRows):
+            return True
+        if not truths or x.meta.get("dtype") is not torch.bool:
+            return False
+        of = [s for s in x.all_input_nodes if not self._is_whole(s)]
+        return bool(of) and all(self._is_of_integers(s, truths=True) for s in of)
 
     def _is_same(self, x: fx.Node) -> bool:
         """Whether it has the integers of what it is made of, or these as numbers."""
