@@ -65,6 +65,7 @@ _FULL: Final = frozenset(
         aten.scalar_tensor.default,
     }
 )
+_CHOOSING: Final = frozenset({aten.where.self, aten.masked_fill.Scalar})
 _WAYS: Final[Mapping[Any, Convert]] = {
     **VIEWS,
     **APART,
@@ -177,7 +178,7 @@ class Lowering(AbstractLowering):
         """Whether integers alone make it, and it is one, or the same as one, or a truth that steps
         may not find."""
         dtype = x.meta.get("dtype")
-        chosen = x.target is aten.where.self and dtype is torch.int64
+        chosen = x.target in _CHOOSING and dtype is torch.int64
         known = [s for s in x.all_input_nodes if not self._is_whole(s)]
         if not known or not all(self._is_of_integers(s, truths=chosen) for s in known):
             return False
