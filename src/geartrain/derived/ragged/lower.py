@@ -6,7 +6,8 @@ joint graph, at two sizes ─► axes: rows of which kind ─► steps over rows
     a mask of what is padded             ─► true: nothing is padded
 
 A file for each idea: ``views`` (nothing is moved), ``apart`` (entry by entry), ``matrices``
-(products), ``over`` (along an axis), ``numbered`` (rows by number), ``pairs`` (members that meet).
+(products), ``over`` (along an axis), ``most`` (one member of each bundle),
+``numbered`` (rows by number), ``pairs`` (members that meet).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from geartrain.derived.ragged.exact import check_exact, is_compared_exactly
 from geartrain.derived.ragged.front import added_in_front
 from geartrain.derived.ragged.integers import COUNTS, begins_with, counts_rows
 from geartrain.derived.ragged.matrices import MATRICES
+from geartrain.derived.ragged.most import MOST
 from geartrain.derived.ragged.numbered import NUMBERED_ROWS
 from geartrain.derived.ragged.others import OTHERS, among_all
 from geartrain.derived.ragged.over import OVER, sums_rows
@@ -74,6 +76,7 @@ _WAYS: Final[Mapping[Any, Convert]] = {
     **OVER,
     **NUMBERED_ROWS,
     **PAIRED_ROWS,
+    **MOST,
     **OTHERS,
     **ALONG,
 }
