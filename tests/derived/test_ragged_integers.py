@@ -52,9 +52,7 @@ def _numbers(large: int) -> Tensor:
     return torch.tensor([large, large + 1, large + 2, -large, -large - 1, large + 1, 3])
 
 
-def _same(
-    module: Marked, cut: RaggedCut, call: RaggedCall, wanted: Tensor, leaf: Tensor
-) -> None:
+def _same(module: Marked, cut: RaggedCut, call: RaggedCall, wanted: Tensor, leaf: Tensor) -> None:
     """What a program makes of rows, and what comes back to them."""
     program, total = RaggedProgram(cut, Operands(module)), GradientSum(list(module.parameters()))
     with torch.no_grad():
