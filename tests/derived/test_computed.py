@@ -80,7 +80,15 @@ class Looked(nn.Module):
         return (near.softmax(-1).unsqueeze(-1) * self.table[which]).sum(-2)
 
 
-MODULES: list[type[nn.Module]] = [LowRank, Masked, Normed, Bilinear, Looked]
+class Marked(Bilinear):
+    """Rows of a unit matrix are looked up beside a weight that is turned: the former is none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        most = functional.one_hot(x[:, :3].argmax(1), 3)
+        return super().forward(x) * (1 - most) + most.to(x.dtype)
+
+
+MODULES: list[type[nn.Module]] = [LowRank, Masked, Normed, Bilinear, Looked, Marked]
 
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")

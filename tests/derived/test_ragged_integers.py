@@ -52,19 +52,20 @@ def _numbers(large: int) -> Tensor:
     return torch.tensor([large, large + 1, large + 2, -large, -large - 1, large + 1, 3])
 
 
-def _same(
-    module: nn.Module, cut: RaggedCut, call: RaggedCall, wanted: Tensor, leaf: Tensor
-) -> None:
+def _same(module: Marked, cut: RaggedCut, call: RaggedCall, wanted: Tensor, leaf: Tensor) -> None:
     """What a program makes of rows, and what comes back to them."""
-    program = RaggedProgram(cut, Operands(module))
+    program, total = RaggedProgram(cut, Operands(module)), GradientSum(list(module.parameters()))
     with torch.no_grad():
         (y,), kept = program.forward(call)
         sums = {k: torch.zeros_like(x) for k, x in call.held.items() if x.is_floating_point()}
-        found = program.backward(kept, (wanted,), GradientSum(list(module.parameters())), sums)
+        found = program.backward(kept, (wanted,), total, sums)
     assert_close(y, wanted.detach())
     assert found[0] is not None
-    (mine,) = torch.autograd.grad(wanted, leaf, wanted.detach())
+    (mine,) = torch.autograd.grad(wanted, leaf, wanted.detach(), retain_graph=True)
     assert_close(found[0], mine)
+    learnt = module.table.weight
+    (each,) = torch.autograd.grad(wanted, learnt, wanted.detach(), allow_unused=True)
+    assert_close(total.take(learnt), each)
 
 
 # Of members and edges.
@@ -74,6 +75,12 @@ def _sent(s: Marked, x: Tensor, inside: Inside, share: Tensor) -> Tensor:
     """Rows along edges, so much of each."""
     source, target = inside.edges["source"], inside.edges["target"]
     return x + torch.zeros_like(x).index_add(0, target, s.map(x)[source] * share[:, None])
+
+
+def _chosen(s: Marked, k: Tensor) -> Tensor:
+    """One of two numbers of rows, as others say, also where no number is told from the next."""
+    far = (k > s.large) & (k != s.large + 2)
+    return torch.where(far, 7, torch.where(k < 0, k % 3, k % 5)).masked_fill(k == 3, 6)
 
 
 def _kinds(inside: Inside) -> Tensor:
@@ -108,6 +115,7 @@ INSIDE: Mapping[str, Callable[..., Tensor]] = {
     "as columns": lambda s, x, k, i: s.map(x) * (k[:, None] == (k - k % 2)[:, None]),
     "of two": lambda s, x, k, i: s.map(x) * ((k == s.large + 1) | (k == -s.large - 1))[:, None],
     "a row of a table": lambda s, x, k, i: x * s.table((k == s.large + 1).long()),
+    "a row that is chosen": lambda s, x, k, i: x * s.table(_chosen(s, k)),
     "there and back": lambda s, x, k, i: x * (k.to(x.dtype).long() - s.large)[:, None],
     "as numbers": lambda s, x, k, i: x * (k[:, None] / s.large + k.to(x.dtype)[:, None]),
 }
@@ -188,6 +196,9 @@ MEMORY: Mapping[str, Callable[..., Tensor]] = {
     "above a number": lambda s, h, m, mask, k: h + _read(s, m, mask) * (k > s.large)[:, None],
     "any but nothing": lambda s, h, m, mask, k: h + _read(s, m, mask) * k.bool()[:, None],
     "for all members": lambda s, h, m, mask, k: h + _read(s, m, mask & (k == s.large + 1)[:, None]),
+    "a row that is chosen": lambda s, h, m, mask, k: (
+        s.table(_chosen(s, k)) * (h + _read(s, m, mask))
+    ),
     "the last": _last,
     "so many": _at,
 }

@@ -351,6 +351,14 @@ def test_ungroup_wants_parts():
     refused(graph, "'apart': rows of float32 (n,) have no parts")
 
 
+def test_ungroup_wants_as_many_parts_of_all_tensors():
+    graph = Graph()
+    pieces = graph.input("x").through(lambda x: (x[:, None], x.reshape(-1, 2, x.shape[1] // 2)))
+    pieces.ungroup(name="apart").stop()
+    told = "'apart': rows of float32 (n, 1, 4), float32 (n, 2, 2) have unlike numbers of parts"
+    refused(graph, told)
+
+
 def test_a_key_column_that_is_not_defined_is_refused_with_the_way_to_set_it():
     graph = Graph()
     graph.input("x").group("instance", 2).group("vertex", 2, name="again").stop()

@@ -97,6 +97,7 @@ def test_a_member_too_many_is_refused_with_key_and_remedy():
     told = str(caught.value)
     assert "'two': a member of instance 0 (line 1) came for position 2" in told
     assert "the group has 2 positions" in told and "look at 'size' and 'order'" in told
+    assert "0..1" in told and "counts the members of each group from 0" in told
 
 
 def test_the_same_position_twice_is_refused():

@@ -90,7 +90,35 @@ def test_functions_of_any_number_of_arguments_are_known_where_it_is_said_what_th
     function: Callable[..., Any], found: tuple[int, ...] | None
 ) -> None:
     assert known_picks(function, take=(3, 0, 5)) == found
-    assert known_picks(function) is None
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (lambda *state: state[3], (3,)),
+        (lambda *state: (state[2], state[0]), (2, 0)),
+        (lambda a, b, c, d, *rest: (a, d), (0, 3)),
+        (lambda first, *rest: rest[1], (2,)),
+        (lambda *state: state, None),
+        (lambda *state: state[:2], None),
+        (lambda *state: state[-1], None),
+        (lambda *state: (state[0], state[-1]), None),
+        (lambda *state: state[-1:][0], None),
+        (lambda *state: (*state[1:], state[0]), None),
+        (lambda *state: state[:1] + state[2:], None),
+        (lambda *state: state[:2] + state[:1], None),
+        (lambda first, *rest: rest, None),
+        (lambda first, *rest: (first, *rest), None),
+        (lambda *state: (state,), None),
+        (lambda *state: state[0][0], None),
+        (lambda *state: state[0] + state[1], None),
+        (lambda *state, **more: state[0], None),
+    ],
+)
+def test_functions_that_pick_the_same_of_any_number_of_arguments_are_known(
+    function: Callable[..., Any], found: tuple[int, ...] | None
+) -> None:
+    assert known_picks(function) == found
 
 
 def test_what_may_do_more_is_not_called_to_find_out():

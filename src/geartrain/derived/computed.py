@@ -118,7 +118,7 @@ def forward_of(
 
 def _computed(whole: CountedGraph, reader: fx.Node, x: fx.Node) -> fx.Node | None:
     """Of what a reader of rows reads of operands alone: what had better be computed before; None:
-    it is an operand, or a view that costs nothing."""
+    it is an operand, a view that costs nothing, or a unit matrix of which rows are looked up."""
     args: Any = reader.args
     if reader.target in PRODUCTS and x is args[-1]:
         own = x.args[0] if x.target is aten.t.default else x
@@ -126,6 +126,8 @@ def _computed(whole: CountedGraph, reader: fx.Node, x: fx.Node) -> fx.Node | Non
         of = own.args[0] if own.target is aten.slice.Tensor else own
         return None if of in whole.operands else own
     looks, y = reader.target is aten.embedding.default and x is args[0], x
+    if looks and x.target is aten.eye.default:  # of which a step needs no rows
+        return None
     while y.target in _VIEWS:
         if y.target in _PARTS or (looks and y.target not in _SEEN):
             return x

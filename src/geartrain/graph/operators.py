@@ -358,13 +358,15 @@ class Ungrouping(AbstractOperator):
         columns = spec.columns if self.index is None else spec.columns | {self.index}
         if spec.bundled or spec.payload is None:
             return [Spec(columns, spec.payload, False)]
-        if any(p.ndim < 2 for p in spec.payload):
+        parts = {p.shape[1] if p.ndim > 1 else -1 for p in spec.payload}
+        if len(parts) > 1 or -1 in parts:
+            why = "have no parts" if -1 in parts else "have unlike numbers of parts"
             raise GraphError(
-                f"'{self.name}': rows of {describe(spec.payload)} have no parts; ungroup wants "
-                "(n, k, ...) or a bundle"
+                f"'{self.name}': rows of {describe(spec.payload)} {why}; ungroup wants "
+                "(n, k, ...), with one k for all tensors of a row, or a bundle"
             )
         payload = tuple(p.new_empty((ROWS, *p.shape[2:])) for p in spec.payload)
-        self.parts = spec.payload[0].shape[1]
+        (self.parts,) = parts
         return [Spec(columns, payload, False)]
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:

@@ -229,8 +229,9 @@ class Group(AbstractNode):
         """The error for a member of the group with this state."""
         return GraphError(
             f"'{self.name}': a member of {self.key(state)} came for position {position}, "
-            f"but the group has {size} positions and each is taken once; look at 'size' "
-            "and 'order', and at rows that reach the group twice"
+            f"but the group has {size} positions, 0..{size - 1}, and each is taken once; look at "
+            "'size' and 'order', which counts the members of each group from 0, and at rows that "
+            "reach the group twice"
         )
 
     def waits(self, state: IntArray, here: list[int], size: int) -> str:

@@ -70,15 +70,13 @@ def is_compared_exactly(low: AbstractLowering, x: fx.Node) -> bool:
 def _most_of_made(low: AbstractLowering, x: fx.Node) -> float | None:
     """What none of what a node makes is above; None: steps may make others."""
     target: Any = x.target
-    if target in COUNTS:
+    if target in COUNTS or target in _NAMES:
         return MOST_ROWS
+    if _is_one_or_none(x):
+        return 1
     read = [_most_of(low, y) for y in x.args if isinstance(y, fx.Node | int | float)]
     if target in COMPARED:
         return _most_of_truths(low, x, read)
-    if target in _ONES:
-        return 1
-    if target is aten.topk.default:
-        return MOST_ROWS
     if target in TRUTHS or target is aten.logical_not.default:
         truths = all(s.meta.get("dtype") is torch.bool for s in x.all_input_nodes)
         return 1 if truths else None
@@ -91,6 +89,14 @@ def _most_of_made(low: AbstractLowering, x: fx.Node) -> float | None:
     if most == math.inf and target in _ADDED and read.count(math.inf) == 1:
         return most if _beside(low, x) <= _limit(low) / 4 else None
     return most if most <= _limit(low) else None
+
+
+def _is_one_or_none(x: fx.Node) -> bool:
+    """Whether it is ones and nothing else, whatever it is made of."""
+    if x.target is aten.embedding.default:
+        return x.all_input_nodes[0].target in _ONES
+    truth = x.target is aten._to_copy.default and x.meta.get("dtype") is torch.bool
+    return truth or x.target in _ONES
 
 
 def _most_of_truths(low: AbstractLowering, x: fx.Node, read: list[float]) -> float | None:
@@ -148,6 +154,7 @@ _ADDED: Final = frozenset(
     }
 )
 _Bound = Callable[[AbstractLowering, fx.Node, list[float]], float]
+_NAMES: Final = {aten.topk.default, aten.argmax.default, aten.argmin.default}
 _ONES: Final = {aten.eye.default, aten.eye.m}
 _WITH_NUMBER: Final = {
     aten.masked_fill.Scalar,

@@ -6,7 +6,8 @@ joint graph, at two sizes ─► axes: rows of which kind ─► steps over rows
     a mask of what is padded             ─► true: nothing is padded
 
 A file for each idea: ``views`` (nothing is moved), ``apart`` (entry by entry), ``matrices``
-(products), ``over`` (along an axis), ``numbered`` (rows by number), ``pairs`` (members that meet).
+(products), ``over`` (along an axis), ``most`` (one member of each bundle),
+``numbered`` (rows by number), ``pairs`` (members that meet).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from geartrain.derived.ragged.exact import check_exact, is_compared_exactly
 from geartrain.derived.ragged.front import added_in_front
 from geartrain.derived.ragged.integers import COUNTS, begins_with, counts_rows
 from geartrain.derived.ragged.matrices import MATRICES
+from geartrain.derived.ragged.most import MOST
 from geartrain.derived.ragged.numbered import NUMBERED_ROWS
 from geartrain.derived.ragged.others import OTHERS, among_all
 from geartrain.derived.ragged.over import OVER, sums_rows
@@ -65,6 +67,7 @@ _FULL: Final = frozenset(
         aten.scalar_tensor.default,
     }
 )
+_CHOOSING: Final = frozenset({aten.where.self, aten.masked_fill.Scalar})
 _WAYS: Final[Mapping[Any, Convert]] = {
     **VIEWS,
     **APART,
@@ -73,6 +76,7 @@ _WAYS: Final[Mapping[Any, Convert]] = {
     **OVER,
     **NUMBERED_ROWS,
     **PAIRED_ROWS,
+    **MOST,
     **OTHERS,
     **ALONG,
 }
@@ -176,13 +180,23 @@ class Lowering(AbstractLowering):
     def _is_counted(self, x: fx.Node) -> bool:
         """Whether integers alone make it, and it is one, or the same as one, or a truth that steps
         may not find."""
-        known = [self.values.get(s) for s in x.all_input_nodes if not self._is_whole(s)]
-        if not known or not all(isinstance(each, CountedRows) for each in known):
-            return False
         dtype = x.meta.get("dtype")
+        chosen = x.target in _CHOOSING and dtype is torch.int64
+        known = [s for s in x.all_input_nodes if not self._is_whole(s)]
+        if not known or not all(self._is_of_integers(s, truths=chosen) for s in known):
+            return False
         if x.target in SAME or dtype is torch.int64:
             return True
         return dtype is torch.bool and not is_compared_exactly(self, x)
+
+    def _is_of_integers(self, x: fx.Node, *, truths: bool) -> bool:
+        """Whether integers alone make integers, or truths if those count, whoever else does so."""
+        if isinstance(self.values.get(x), CountedRows):
+            return True
+        if not truths or x.meta.get("dtype") is not torch.bool:
+            return False
+        of = [s for s in x.all_input_nodes if not self._is_whole(s)]
+        return bool(of) and all(self._is_of_integers(s, truths=True) for s in of)
 
     def _is_same(self, x: fx.Node) -> bool:
         """Whether it has the integers of what it is made of, or these as numbers."""

@@ -13,6 +13,7 @@ from torch import fx
 from geartrain.derived.ragged.base import AbstractLowering, Convert
 from geartrain.derived.ragged.integers import end_of_bundles
 from geartrain.derived.ragged.looked_up import look_up
+from geartrain.derived.ragged.most import UNITS, most_named, one_of, put_most, take_most
 from geartrain.derived.ragged.others import add_to_others, others, take_named
 from geartrain.derived.ragged.values import (
     BUNDLES,
@@ -26,6 +27,7 @@ from geartrain.derived.ragged.values import (
     ChosenMatrices,
     Constant,
     HeldValue,
+    MostOf,
     NamedMembers,
     RaggedValue,
 )
@@ -35,9 +37,6 @@ from geartrain.native.ragged import Way
 
 aten = torch.ops.aten
 
-UNITS: Final = frozenset({aten.eye.default, aten.eye.m})
-"""Squares, of which a number takes what is one there, and else nothing."""
-
 
 def _embed(low: AbstractLowering, x: fx.Node) -> None:
     args: Any = x.args
@@ -46,7 +45,11 @@ def _embed(low: AbstractLowering, x: fx.Node) -> None:
         return
     if len(index) != 1:
         raise Refused("entries are taken by several numbers")
-    if args[0].target in UNITS and not low.varies(args[0]):
+    unit, known = args[0].target in UNITS, low.values.get(index[0])
+    if unit and isinstance(known, MostOf) and low.like(x).is_padded:
+        out = one_of(low, known, late=low.late(x))
+        low.values[x] = replace(out, tail=low.like(x).tail)
+    elif unit and not low.varies(args[0]):
         _one_of(low, x, args[0], index[0])
     else:
         _take(low, x, args[0], index[0])
@@ -401,6 +404,9 @@ def _gather(low: AbstractLowering, x: fx.Node) -> None:
     if isinstance(named := low.values.get(index), NamedMembers):
         take_named(low, x, named)
         return
+    if (most := most_named(low, index)) is not None:
+        take_most(low, x, most)
+        return
     of = low.like(source)
     ints = _of_each(low, index, dim, of)
     if ints is None or x.kwargs or like.kind != BUNDLES or like.width != of.width:
@@ -441,6 +447,9 @@ def _scatter(low: AbstractLowering, x: fx.Node) -> None:
         low.plain(Op.COPY, out, low.full(low.fit(base, like, late=late), late=late), late=late)
         _by_name(low, Way.ADD_NAMED, out, value, names, like.width, late=late)
         low.values[x] = out
+        return
+    if (most := most_named(low, index)) is not None:
+        put_most(low, x, most)
         return
     ints, begun = _of_each(low, index, dim, like), low.values.get(base)
     value = low.whole(source, late=late)

@@ -55,6 +55,9 @@ def _view(low: AbstractLowering, x: fx.Node) -> None:
         named = replace(known.value, tail=low.like(x).tail)
         low.values[x] = replace(known, value=named)
         return
+    if x.target is aten._to_copy.default and x.meta["dtype"] is torch.bool:
+        low.elementwise(x, Op.OTHER_THAN, args[:1])
+        return
     if x.target is aten._to_copy.default and x.meta["dtype"] is not low.dtype:
         raise Refused("numbers of another dtype")
     like = low.like(x)

@@ -237,7 +237,9 @@ class CallLayout:
         """Whether it is as it would be made now; if so it is of this form from now on."""
         if not self.form.alike(form) or self.kinds != kinds_of(tensors, columns):
             return False
-        self.form = self.back.form = form
+        self.form = form
+        if self.possible:
+            self.back.form = form
         return self.as_asked or self.key == key_of(tensors)
 
     def write(self, words: Table) -> None:

@@ -29,6 +29,8 @@ _LOADS: Final = frozenset(
     )
 )
 
+_MANY: Final = 64
+"""More than a payload has."""
 _OTHERWISE: Final = inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR
 
 
@@ -42,8 +44,8 @@ def known_picks(
 
     Args:
         function: As ``through`` has it.
-        take: What of the payload its arguments are, where that was said: only then functions of
-            any number of them (``lambda *state: state``) are seen.
+        take: What of the payload its arguments are, where that was said: only then a function is
+            seen that gives as many as come (``lambda *state: state``, ``state[-1]``).
 
     Returns:
         For each output the argument, or what is taken as that; None: it does more, or it cannot be
@@ -63,9 +65,24 @@ def _picks(function: Callable[..., Any], width: int | None) -> tuple[int, ...] |
     code = function.__code__
     plain = not (code.co_flags & _OTHERWISE or code.co_kwonlyargcount or function.__defaults__)
     given = width if code.co_flags & inspect.CO_VARARGS else code.co_argcount
-    if not plain or not _only_loads(code) or given is None:
+    if not plain or not _only_loads(code):
         return None
-    arguments = [object() for _ in range(given)]
+    return _of_any_number(function) if given is None else _returned(function, given)
+
+
+def _of_any_number(function: FunctionType) -> tuple[int, ...] | None:
+    """The same, if it is so for all numbers of arguments for which it can be called."""
+    found = _returned(function, _MANY)
+    if found is None or found != _returned(function, _MANY + 1):
+        return None
+    fewest = max(found) + 1
+    enough = found == _returned(function, fewest)
+    return found if enough and _returned(function, fewest - 1) is None else None
+
+
+def _returned(function: FunctionType, width: int) -> tuple[int, ...] | None:
+    """Which of so many arguments it returns; None: it does more, or wants others."""
+    arguments = [object() for _ in range(width)]
     try:
         found = function(*arguments)
     except (TypeError, IndexError):  # it looks into a tensor, or for one that does not come
