@@ -1,4 +1,4 @@
-"""One instance in flight: a resumed run has the weights of the uninterrupted one on any runtime."""
+"""One instance in flight, and no branches: a resumed run has the uninterrupted one's weights."""
 
 from __future__ import annotations
 
