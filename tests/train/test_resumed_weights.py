@@ -37,9 +37,8 @@ RULES = gt.Rules(
 )
 
 
-@pytest.mark.parametrize(
-    "runtime", [n if n == "threads 1" else pytest.param(n, marks=pytest.mark.slow) for n in RUNTIMES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_resumed_weights_are_those_of_an_uninterrupted_run(
     runtime: str, make_line, make_rows, tmp_path: Path
 ) -> None:
