@@ -27,7 +27,8 @@ def test_a_whole_model_is_measured_beside_both_loops(
 ) -> None:
     monkeypatch.setattr(whole, "TURNS", 1)
     monkeypatch.setitem(whole.SIZES, "listreduce", 40)
-    whole.measure("listreduce", None)
+    how = whole.How(data=None, evaluate=False, bf16=False, workers=1, kernel_threads=1)
+    whole.measure("listreduce", how)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [
         ["listreduce", way] for way in ("special", "loop", "own")

@@ -27,7 +27,7 @@ from geartrain.data.qm9 import FILE as QM9
 from geartrain.data.text import FILE as TEXT
 
 NASTY = [
-    *("", " ", "-1", "0", "x", "nan", "inf", "-inf", "1e400", "-1e400", "0x10", "1_000", "٣"),
+    *("", " ", "-1", "0", "x", "nan", "inf", "-inf", "1e400", "-1e400", "0x10", "1_0", "٣"),
     *("2147483648", "99999999999", "9" * 30, "9" * 5000, "-" + "9" * 30, "1e-320", "1" * 400),
     *("a=b", "=", "a=", "blocks=999999999999", "hidden=99999999", "hidden=nan", "hidden=-1"),
     *("hidden=1e9", "train_size=99999999999", "whole=7", "average_every=-1", "learning_rate=nan"),

@@ -254,7 +254,8 @@ def main() -> int:
         folders = [copied(Path(scratch) / str(k)) for k in range(given.processes)]
         path = (given.lines or Path(scratch) / "lines.json").resolve()
         if not path.exists():
-            traced(folders[0], files, given.tests, path)
+            drawn = files if given.lines else sorted({fault.path for fault in faults})
+            traced(folders[0], drawn, given.tests, path)
         who = json.loads(path.read_text())
         for name in who["modules"]:
             with suppress(ImportError):

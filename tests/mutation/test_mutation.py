@@ -120,8 +120,8 @@ def test_an_explanation_without_a_reason_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(3600)
 def test_faults_drawn_by_chance_are_noticed() -> None:
-    command = [sys.executable, "tests/mutation/mutate.py", "--sample", "40", "--seed", "1"]
+    command = [sys.executable, "tests/mutation/mutate.py", "--sample", "10", "--seed", "1"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
