@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from geartrain.graph.blueprint import AbstractGraph
 from geartrain.graph.fusion import fused
 from geartrain.graph.operator import AbstractOperator
+from geartrain.graph.region import Region
 from geartrain.graph.through import Through
 
 
@@ -86,37 +87,51 @@ def _regions(
     if unread:
         return []
     names = {o.id: o.name for o in operators}
-    lines = []
     layout = graph.layout()
     regions = layout.regions(endings)
     reaches = layout.reaching(regions)
-    for region in regions:
-        inside = ", ".join(names[number] for number in sorted(region.operators))
-        how = "runs whole" if region.whole else f"runs by steps, as {region.reason}"
-        if region.whole and not region.said:
-            how += ", unless its parts count rows or have windows"
-        if region.whole and region.deciding:
-            how += f", payload decides ({', '.join(names[k] for k in region.deciding)})"
-        if not region.whole and any(region.operators <= r.operators for r in reaches):
-            how += ", unless it goes with others, as said below"
-        kind = "loop" if region.loops else "section"
-        lines.append(f"  {kind} '{region.name.removesuffix(' section')}' {how}: {inside}")
-    for reach in reaches:
-        inner = reach.made_of or [reach]
-        more = reach.operators.difference(*(r.operators for r in reach.made_of))
-        whose = " and ".join(f"'{r.name.removesuffix(' section')}'" for r in inner)
-        told = ", ".join(names[k] for k in sorted(more) if names[k] != reach.name)
-        takes = "run together" if len(reach.made_of) > 1 else "runs"
-        takes += f" with {told}" if told else ""
-        lines.append(f"  on one worker, with updates of instances, {whose} {takes}")
     taken = {number for r in (*regions, *reaches) if r.whole for number in r.operators}
-    for stack in layout.stacks(endings, (), taken):
-        told = ", ".join(names[k] for k in sorted(stack.operators) if names[k] != stack.name)
-        lines.append(
-            f"  on one worker, with updates of instances, '{stack.name}' runs with {told}, there "
-            "and back in one firing"
-        )
-    return lines
+    return [
+        *(_region(region, reaches, names) for region in regions),
+        *(_reach(reach, names) for reach in reaches),
+        *(
+            f"  on one worker, with updates of instances, '{stack.name}' runs with "
+            f"{_others(stack, names)}, there and back in one firing"
+            for stack in layout.stacks(endings, (), taken)
+        ),
+    ]
+
+
+def _region(region: Region, reaches: Sequence[Region], names: Mapping[int, str]) -> str:
+    """How a loop or section runs, and what is in it."""
+    how = "runs whole" if region.whole else f"runs by steps, as {region.reason}"
+    if region.whole and not region.said:
+        how += ", unless its parts count rows or have windows"
+    if region.whole and region.deciding:
+        how += f", payload decides ({', '.join(names[k] for k in region.deciding)})"
+    if not region.whole and any(region.operators <= r.operators for r in reaches):
+        how += ", unless it goes with others, as said below"
+    kind = "loop" if region.loops else "section"
+    inside = ", ".join(names[number] for number in sorted(region.operators))
+    return f"  {kind} {_quoted(region)} {how}: {inside}"
+
+
+def _reach(reach: Region, names: Mapping[int, str]) -> str:
+    """Which loops and sections go with what is beside them."""
+    whose = " and ".join(map(_quoted, reach.made_of or [reach]))
+    takes = "run together" if len(reach.made_of) > 1 else "runs"
+    told = _others(reach, names)
+    return f"  on one worker, with updates of instances, {whose} {takes}{told and f' with {told}'}"
+
+
+def _others(region: Region, names: Mapping[int, str]) -> str:
+    """What is in it besides the loops and sections that it is made of, and what it is called by."""
+    more = region.operators.difference(*(r.operators for r in region.made_of))
+    return ", ".join(names[k] for k in sorted(more) if names[k] != region.name)
+
+
+def _quoted(region: Region) -> str:
+    return f"'{region.name.removesuffix(' section')}'"
 
 
 def outline_edges(operators: Sequence[AbstractOperator]) -> list[OutlineEdge]:

@@ -206,21 +206,7 @@ class Cutter:
         terms: list[RaggedTerm] = []
         for k, d in zip(self._learned, self._answers, strict=False):
             terms += self._terms(k, d)
-        gradients: dict[int, tuple[Tensors, frozenset[int]]] = {}
-        held: dict[int, frozenset[int]] = {}
-        sums: list[DraftStep] = []
-        for i, d in zip(self._wanted, self._answers[len(self._learned) :], strict=True):
-            known = low.values.get(d)
-            if isinstance(known, Constant):
-                if known.number:
-                    raise Refused("a gradient is the same everywhere")
-                continue
-            value = low.value(d, late=True)
-            if i not in self._held:
-                gradients[i] = self._tensor(value, late=True), low.of[d]
-                continue
-            held[i] = low.of[d]
-            sums.append(self._into_memory(i, low.full(value, late=True)))
+        gradients, held, sums = self._given_back()
         results = [t.buffer for t, _ in gradients.values()]
         results += [t.buffer for term in terms for t in term.tensors]
         again = made_again(low.forward.steps)
@@ -268,6 +254,31 @@ class Cutter:
             self._dtype,
             bool(low.drawn),
         )
+
+    def _given_back(
+        self,
+    ) -> tuple[
+        dict[int, tuple[Tensors, frozenset[int]]], dict[int, frozenset[int]], list[DraftStep]
+    ]:
+        """Gradients by input, and of which tangents each is; of memories the latter, and the steps
+        that add them up where these are held."""
+        low = self._low
+        gradients: dict[int, tuple[Tensors, frozenset[int]]] = {}
+        held: dict[int, frozenset[int]] = {}
+        sums: list[DraftStep] = []
+        for i, d in zip(self._wanted, self._answers[len(self._learned) :], strict=True):
+            known = low.values.get(d)
+            if isinstance(known, Constant):
+                if known.number:
+                    raise Refused("a gradient is the same everywhere")
+                continue
+            value = low.value(d, late=True)
+            if i not in self._held:
+                gradients[i] = self._tensor(value, late=True), low.of[d]
+                continue
+            held[i] = low.of[d]
+            sums.append(self._into_memory(i, low.full(value, late=True)))
+        return gradients, held, sums
 
     def _into_memory(self, i: int, value: RaggedValue) -> DraftStep:
         """The gradient of a memory, where it is held."""

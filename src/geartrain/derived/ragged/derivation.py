@@ -439,15 +439,17 @@ class _RaggedDerivation:
                 total = into.take(x)
                 mine.append(None if total is None else total.to_dense())
                 expected.append(by.get(id(own)))
-        zeros = zip(mine, expected, strict=True)
-        filled = [
-            (
-                torch.zeros_like(b) if a is None and b is not None else a,
-                torch.zeros_like(a) if b is None and a is not None else b,
-            )
-            for a, b in zeros
-        ]
+        filled = [_both(a, b) for a, b in zip(mine, expected, strict=True)]
         compare([b for _, b in filled], [a for a, _ in filled], "it gives other gradients")
+
+
+def _both(a: Tensor | None, b: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Two gradients; zeros for one that is not there beside one that is."""
+    if a is None and b is not None:
+        return torch.zeros_like(b), b
+    if b is None and a is not None:
+        return a, torch.zeros_like(a)
+    return a, b
 
 
 def _padded(x: Tensor, like: Tensor, call: RaggedCall) -> Tensor:

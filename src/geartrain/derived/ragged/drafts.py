@@ -19,44 +19,52 @@ packed would be filled up with zeros."""
 def together(drafts: Sequence[DraftStep], asked: set[Buffer]) -> list[DraftStep]:
     """The same steps, with products that are just added up made and added in one,
     and rows that are just taken and added moved."""
-    written, read = Counter(d.out.buffer for d in drafts), Counter()  # type: ignore[var-annotated]
-    for draft in drafts:
-        read.update(draft.read())
-    factors: dict[Buffer, DraftStep] = {}
+    before = _read_once(drafts, asked)
+    gone: set[int] = set()
     found: list[DraftStep] = []
     for draft in drafts:
-        buffer = draft.out.buffer
-        factor = draft.way is Way.PLAIN and draft.op == Op.MUL
-        if (factor or draft.way is Way.TAKE) and buffer.role == "room":
-            if buffer not in asked and written[buffer] == read[buffer] == 1:
-                factors[buffer] = draft
-        (source, *_) = draft.reads or [None]
-        product = factors.get(source.buffer) if source is not None else None
-        if product is not None and source is not None and source.dense:
-            if product.way is Way.TAKE:
-                if draft.way is Way.ADD_AT:
-                    found = [d for d in found if d is not product]
-                    moved = replace(product, way=Way.MOVE, out=draft.out, cells=draft.index)
-                    moved.other, moved.other_times = draft.source, draft.source_times
-                    found.append(moved)
-                else:
-                    found.append(draft)
-                continue
-            a, b = product.reads
-            ones = [v for v in (a, b) if v is not None and v.one]
-            of = replace(draft, reads=[a, b], width=product.width, op=0)
-            parts = draft.op == Op.REDUCE and draft.inner == 1
-            if draft.way is Way.PLAIN and parts and not ones:
-                found = [d for d in found if d is not product]
-                found.append(replace(of, way=Way.DOT, width=draft.many, many=draft.width))
-                continue
-            if draft.way is Way.SUM_OVER and len(ones) == 1:
-                found = [d for d in found if d is not product]
-                rows = b if ones[0] is a else a
-                found.append(replace(of, way=Way.SUM_TIMES, reads=[rows, ones[0]]))
-                continue
-        found.append(draft)
+        source = draft.reads[0] if draft.reads else None
+        one = None
+        if source is not None and source.dense and source.buffer in before:
+            one = _one(before[source.buffer], draft)
+            if one is not None:
+                gone.add(id(before[source.buffer]))
+        found.append(draft if one is None else one)
+    return [d for d in found if id(d) not in gone]
+
+
+def _read_once(drafts: Sequence[DraftStep], asked: set[Buffer]) -> dict[Buffer, DraftStep]:
+    """Products and steps that take rows, by where they write, if that is read by one step alone."""
+    written = Counter(d.out.buffer for d in drafts)
+    read: Counter[Buffer] = Counter()
+    for draft in drafts:
+        read.update(draft.read())
+    found = {}
+    for draft in drafts:
+        buffer, product = draft.out.buffer, draft.way is Way.PLAIN and draft.op == Op.MUL
+        if (product or draft.way is Way.TAKE) and buffer.role == "room" and buffer not in asked:
+            if written[buffer] == read[buffer] == 1:
+                found[buffer] = draft
     return found
+
+
+def _one(before: DraftStep, draft: DraftStep) -> DraftStep | None:
+    """A step that does what both do, of which the second alone reads the first; None: none does."""
+    if before.way is Way.TAKE:
+        if draft.way is not Way.ADD_AT:
+            return None
+        moved = replace(before, way=Way.MOVE, out=draft.out, cells=draft.index)
+        moved.other, moved.other_times = draft.source, draft.source_times
+        return moved
+    a, b = before.reads
+    ones = [v for v in (a, b) if v is not None and v.one]
+    of = replace(draft, reads=[a, b], width=before.width, op=0)
+    if draft.way is Way.PLAIN and draft.op == Op.REDUCE and draft.inner == 1 and not ones:
+        return replace(of, way=Way.DOT, width=draft.many, many=draft.width)
+    if draft.way is Way.SUM_OVER and len(ones) == 1:
+        rows = b if ones[0] is a else a
+        return replace(of, way=Way.SUM_TIMES, reads=[rows, ones[0]])
+    return None
 
 
 def needed(

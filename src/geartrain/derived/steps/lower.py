@@ -84,14 +84,7 @@ class _Both:
         places = placeholders(backward)[1 + self._operands :]
         ways = set(_results(backward))
         every = (*results, *_results(backward))
-        if any("like" not in x.meta for x in every):
-            raise Refused("rows are not along the first axis of what it keeps for its way back")
-        likes = {like_of(x) for x in every}
-        found = {like.dtype for like in likes if like.dtype.is_floating_point}
-        if len(found) != 1 or not found <= {torch.float32, torch.float64}:
-            told = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
-            raise Refused(f"it computes with {told or 'no floating-point numbers'}")
-        (dtype,) = found
+        dtype = _dtype_of(every)
         if any(draws(x) for x in backward.nodes):
             raise Refused("chance has a part in its way back")
         block: list[int] = []
@@ -126,6 +119,21 @@ class _Both:
         back = _routine(backward, other, _results(backward), {}, 0)
         drawing = any(draws(x) for x in forward.nodes)
         return Pair(first, back, dtype, terms, other_first, worth, drawing)
+
+
+def _dtype_of(every: Sequence[fx.Node]) -> torch.dtype:
+    """The dtype of all floats among what both ways give.
+
+    Raises:
+        Refused: They have several, or one that has no steps; or something has no rows.
+    """
+    if any("like" not in x.meta for x in every):
+        raise Refused("rows are not along the first axis of what it keeps for its way back")
+    found = {d for d in (like_of(x).dtype for x in every) if d.is_floating_point}
+    if len(found) != 1 or not found <= {torch.float32, torch.float64}:
+        told = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
+        raise Refused(f"it computes with {told or 'no floating-point numbers'}")
+    return found.pop()
 
 
 def _worth(places: Places) -> int:

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
-from geartrain.errors import GeartrainError, StuckError, WorkerDiedError
+from geartrain.errors import GeartrainError, WorkerDiedError
 from geartrain.runtime.base import AbstractFeeder, Watch, log
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.processes.child import Pass
 from geartrain.runtime.processes.contents import tensors_written
+from geartrain.runtime.processes.ending import Ending
 from geartrain.runtime.processes.failures import error_of_json
 from geartrain.runtime.processes.flying import MOST_FLYING, Flying
 from geartrain.runtime.processes.handing import TOLD_S, Handing
@@ -33,10 +34,9 @@ from geartrain.runtime.processes.messages import (
     Report,
     admitted_to_record,
     finished_to_record,
-    named_to_record,
     record_to_named,
 )
-from geartrain.runtime.processes.quiet import Quiet, Release
+from geartrain.runtime.processes.quiet import Quiet
 from geartrain.runtime.processes.returned import Returned
 from geartrain.runtime.processes.stocking import Stocking
 from geartrain.runtime.processes.waiting import waited_of
@@ -83,10 +83,10 @@ class Parent:
         nodes = tuple(n.name for n in engine.wiring.nodes.values())
         self._names = Names(nodes, list(engine.parts))
         self._returned = Returned(engine)
-        self._quiet, self._release = Quiet(self._me), Release()
-        self._stories: dict[int, list[str]] | None = None
+        self._quiet = Quiet(self._me)
+        self._ending = Ending(engine, self._there, self._quiet)
         self._done: set[int] = set()
-        self._ending = self._resting = self._gave_up = self._short = False
+        self._gave_up = self._short = False
         self._dismissed = False  # workers have been told to end the pass, and may leave
         self._cut: WorkerDiedError | None = None  # what a worker has said of others
         self._failure: BaseException | None = None
@@ -140,11 +140,11 @@ class Parent:
         )
         self._lost += lost
         unfinished = engine.lose(worker) if lost else 0
-        self._release.ask_anew()
+        self._ending.ask_anew()
         self._short = True
         self._watch.left(worker, death.how, unfinished, time.perf_counter() - self._began)
         self._end_if_ready()
-        if not self._ending:
+        if not self._ending.begun:
             self._admit()
 
     def _end_if_ready(self) -> bool:
@@ -172,7 +172,7 @@ class Parent:
             self._quiet.busy(w)
             self._flying.told(w, 0)
         for w in dead:
-            self._send_all(GONE, w)
+            self.send_all(GONE, w)
 
     @property
     def may_begin_anew(self) -> bool:
@@ -204,7 +204,7 @@ class Parent:
         self._gave_up = True
         until = time.monotonic() + patience_s
         try:
-            self._send_all(Kind.ABANDON)
+            self.send_all(Kind.ABANDON)
             while not self._done.issuperset(self._there) and time.monotonic() < until:
                 self._hear()
         except (GeartrainError, KeyboardInterrupt) as another:
@@ -229,7 +229,7 @@ class Parent:
                     if dead.worker is None or dead.worker not in self._there:
                         return False
                     self._part_from([dead.worker])
-                    self._send_all(Kind.DROP)
+                    self.send_all(Kind.DROP)
                     dead = None
                 elif time.monotonic() > until:
                     return False
@@ -301,10 +301,10 @@ class Parent:
         if self._gave_up:
             return
         settled |= self._short and self._end_if_ready()
-        if (settled or self._flying.limits) and not self._ending:
+        if (settled or self._flying.limits) and not self._ending.begun:
             self._admit()
         elif self._quiet.may_be(self._there):
-            self._look_if_all_rest()
+            self._ending.look(self)
 
     def _look(self, *, quiet: bool) -> WorkerDiedError | None:
         """Whether a worker has died without which the others may go on.
@@ -365,7 +365,7 @@ class Parent:
                 self._stock.finished(controller.finished_copies)
             if tells:
                 for w, told in self._engine.tell_finished():
-                    self._send(w, finished_to_record(told, slots))
+                    self.send(w, finished_to_record(told, slots))
             self._watch.finished(self._engine, time.perf_counter() - self._began)
 
     def _next(self) -> Outbox | None:
@@ -393,29 +393,25 @@ class Parent:
             for told in engine.wiring.arena.take_news():
                 record = admitted_to_record(told)
                 for w in self._there:
-                    self._send(w, record)
+                    self.send(w, record)
             for delivery in out.deliveries:
                 record = to_record(delivery.node, delivery.port, delivery.batch)
-                self._send(engine.homes.of_node[delivery.node], record)
+                self.send(engine.homes.of_node[delivery.node], record)
             out.deliveries.clear()
             self._count(out)
         if self._feeder.exhausted and engine.controller.over:
             self.seconds = time.perf_counter() - self._began
-            self._ending = True
-            self._resting = engine.sharing.talks
-            if engine.sharing.releases:
-                self._send_all(Kind.ASK)
-            else:
-                self._send_all(Kind.REST if engine.sharing.talks else Kind.END)
+            self._ending.begin(self)
 
     def _has_room(self) -> bool:
         """Whether what is under way allows for more."""
         return self._flying.has_room(self._link.flying_bytes, self._engine.controller.active)
 
-    def _send_all(self, word: int, *ints: int) -> None:
+    def send_all(self, word: int, *ints: int) -> None:
+        """Say a word to all workers that live."""
         self._dismissed |= word in (Kind.END, Kind.ABANDON, Kind.DROP)
         for w in self._there:
-            self._send(w, Record(word, ints))
+            self.send(w, Record(word, ints))
 
     def _stock_up(self, out: Outbox) -> None:
         """Give workers instances ahead of time; they begin them."""
@@ -424,29 +420,14 @@ class Parent:
         if whole:
             self._count(out)
         for w, record in self._stock.lots(deliveries, self._there):
-            self._send(w, record)
+            self.send(w, record)
         if not whole:  # it tells of those that have finished as they were admitted
             self._count(out)
 
-    def _send(self, to: int, record: Record) -> None:
+    def send(self, to: int, record: Record) -> None:
+        """Send a record to a worker."""
         self._quiet.sent(to)
         self._link.send(to, record)
-
-    def _look_if_all_rest(self) -> None:
-        """Whether nothing is under way between any two, and nobody has anything to do."""
-        if (self._ending and not self._resting) or not self._quiet.over(self._there):
-            return
-        if self._engine.sharing.releases and not self._release.stuck:
-            self._send_all(Kind.RESTING, self._release.ask())
-        elif self._resting:
-            self._resting = False
-            self._send_all(Kind.END)
-        elif self._stories is None:
-            self._stories = {}
-            self._send_all(Kind.STORY)
-        elif self._stories.keys() >= {*self._there}:
-            lines = [line for w in self._there for line in self._stories[w]]
-            raise StuckError(self._engine.story(lines))
 
     def _take_named(self, w: int, what: str, document: Any, tensors: Mapping[str, Tensor]) -> None:
         match what:
@@ -455,10 +436,9 @@ class Parent:
             case "flying":
                 self._flying.told(w, document)
             case "story":
-                if self._stories is not None:
-                    self._stories[w] = document
+                self._ending.told_story(w, document)
             case "resting" | "released":
-                self._take_release(w, what, *document)
+                self._ending.told_of_letters(self, w, what, *document)
             case "lost":
                 self._take_lost(w, document[0], dict(document[1]))
             case "failed":
@@ -503,22 +483,6 @@ class Parent:
         if lost or unreached:
             self._pool.check(TOLD_S)
             raise_missing(self._pool, who, lost, unreached, reached=self._place[1] > 1)
-
-    def _take_release(self, w: int, what: str, number: int, document: Any) -> None:
-        """Copies that may wait for letters which do not come: all are asked, then all are told."""
-        release, workers = self._release, len(self._there)
-        if number != release.number:  # before somebody died
-            return
-        if what == "resting":
-            if (every := release.told(w, document, workers)) is not None:
-                for to in self._there:
-                    self._send(to, named_to_record("release", [number, every], {}))
-        elif release.in_vain(w, document, workers):
-            if self._resting:
-                self._resting = False
-                self._send_all(Kind.END)
-            else:
-                release.stuck = True
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
