@@ -489,9 +489,6 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-__all__ = ["DryRun", "how_far_apart", "refuse_dtype"]
-
-
 def _broadcast_story(inputs: Payload) -> str:
     """What to look at first where predictions (n, 1) meet targets (n,)."""
     if {x.ndim for x in inputs} != {1, 2} or any(x.ndim == 2 and x.shape[1] != 1 for x in inputs):
