@@ -17,6 +17,7 @@ from geartrain import garbage
 from geartrain.native import library
 from tests.rigs import bounds, loggers
 from tests.rigs.products import covering, halved, in_pairs
+from tests.rigs.programs import Nursery, Program
 
 CONFTEST = """
 import pytest
@@ -256,3 +257,15 @@ def test_a_test_that_waits_for_ever_ends_the_run_with_the_stacks_of_threads(
     assert found.ret == 1
     assert "Stack of MainThread" in found.stdout.str() and "test_waits" in found.stdout.str()
     found.stdout.no_fnmatch_line("*passed*")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="who is told of it is Linux")
+def test_programs_end_with_the_process_that_forked_them(tmp_path: Path) -> None:
+    """A run of tests that is killed leaves nothing that computes for ever."""
+    nursery = Nursery()
+    words = "import signal\nprint('here', flush=True)\nsignal.pause()"
+    program = Program(nursery, tmp_path / "run", words)
+    program.until("here")
+    nursery.close()
+    assert program.line() is None
