@@ -667,24 +667,3 @@ def test_it_is_told_that_no_gradient_comes_to_the_weights(
     gt.Session(graph, runtime=gt.Threads(1, kernel_threads=1)).fit(data, epochs=1)
     found = [r.getMessage() for r in caplog.records if "'node' never learns" in r.getMessage()]
     assert len(found) == told
-
-
-@pytest.mark.parametrize(
-    ("criterion", "told"),
-    [
-        (lambda y, t: F.cross_entropy(y.detach(), t, reduction="none"), True),
-        (lambda y, t: (y.argmax(1) != t).float(), True),
-        (lambda y, t: F.cross_entropy(y, t, reduction="none"), False),
-        (F.cross_entropy, False),
-        (gt.cross_entropy, False),
-    ],
-)
-def test_it_is_told_that_losses_have_no_gradient(
-    criterion: Callable[..., Tensor], told: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    graph = gt.Graph(value=("label",))
-    graph.input("x").through(nn.Linear(4, 2)).loss(criterion, target="label", name="wrong")
-    data = [gt.Instance({"x": torch.randn(1, 4)}, value={"label": k % 2}) for k in range(8)]
-    gt.Session(graph, runtime=gt.Threads(1, kernel_threads=1)).fit(data, epochs=1)
-    found = [r.getMessage() for r in caplog.records if "learns by 'wrong'" in r.getMessage()]
-    assert len(found) == told

@@ -59,8 +59,7 @@ class DryRun:
         settled: Whether nothing is left to be found out.
         draws: Whether it was seen to draw random numbers in training.
         clings: Whether it reaches its own weights in a way that a copy of it would share.
-        severed: Whether it has weights that want a gradient, and what it makes has none of them; of
-            a criterion, whether its losses have none.
+        severed: Whether it has weights that want a gradient, and what it makes has none of them.
         weights: What the weights of all nodes are called, by ``id``.
     """
 
@@ -172,10 +171,6 @@ class DryRun:
                 self._refuse_mixing(call, stand_in, sample)
         if isinstance(function, nn.Module) and not self._judges:
             self.severed = _severed(stand_in, function, sample.arguments(first))
-        if self._judges and not hasattr(function, "with_gradient"):
-            with suppress(Exception):
-                losses, wanted = _losses(stand_in, *sample.arguments(first), len(call.read))
-                self.severed = bool(wanted) and not losses.requires_grad
         self.settled = True
         return True
 
@@ -418,25 +413,19 @@ def _severed(stand_in: StandIn, function: nn.Module, given: tuple[Payload, Insid
 
 
 def _go_back(stand_in: StandIn, inputs: Payload, inside: Inside | None, read: int) -> bool:
-    """Differentiate a criterion, as of ``_losses``; False: by nothing.
+    """Differentiate a criterion, whose last arguments are so many columns; False: by nothing.
 
     Where dtypes differ, some of torch's have a loss, and raise when their gradient is asked for.
     """
-    losses, wanted = _losses(stand_in, inputs, inside, read)
-    if losses.requires_grad:
-        torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
-    return bool(wanted)
-
-
-def _losses(
-    stand_in: StandIn, inputs: Payload, inside: Inside | None, read: int
-) -> tuple[Tensor, list[Tensor]]:
-    """Those of a criterion, whose last arguments are so many columns, and what it judges."""
     at = len(inputs) - read
     wanted = [x.detach().requires_grad_() for x in inputs[:at] if x.is_floating_point()]
     given = iter(wanted)
     own = [next(given) if x.is_floating_point() else x for x in inputs[:at]]
-    return stand_in.play((*own, *inputs[at:]), inside)[0], wanted
+    with torch.enable_grad():
+        losses = stand_in.play((*own, *inputs[at:]), inside)[0]
+        if losses.requires_grad:
+            torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+    return bool(wanted)
 
 
 def _by_chance(again: Sequence[Payload] | None, y: Payload) -> bool:

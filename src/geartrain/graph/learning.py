@@ -58,15 +58,7 @@ def _unreached(graph: Graph) -> Iterator[str]:
 
 
 def _severed(graph: Graph) -> Iterator[str]:
-    """Nodes that were seen to make what has no gradient of their weights, and losses that have none
-    of what they judge."""
-    for loss in graph.operators:
-        if isinstance(loss, Losing) and loss.dry_run.severed:
-            yield (
-                f"nothing learns by '{loss.name}': its losses have no gradient; look for "
-                ".detach(), torch.no_grad(), argmax or a comparison in its criterion; what is only "
-                "to be told is a metric: metrics={'name': function}"
-            )
+    """Nodes that were seen to make what has no gradient of their weights."""
     for through in graph.throughs():
         if through.dry_run.severed:
             yield (
