@@ -132,7 +132,8 @@ class _InTwo:
         self._is_late: set[fx.Node] = set(self._whole.inputs) - self._first
         for x in self._whole.graph.nodes:
             sources = x.all_input_nodes
-            if x.op == "output" or draws(x) or any(y in self._is_late for y in sources):
+            empty = x.target is aten.empty_like.default  # to be drawn into
+            if x.op == "output" or draws(x) or empty or any(y in self._is_late for y in sources):
                 self._is_late.add(x)
             elif any(y in self._is_early for y in sources):
                 self._is_early.add(x)
