@@ -34,6 +34,7 @@ class Map(nn.Module):  # what no kernel is derived of, by operators that torch h
         self.map, self.norm, self.drop = nn.Linear(4, 4), nn.LayerNorm(4), nn.Dropout(0.5)
     def forward(self, x):
         y = self.drop(self.norm(self.map(x)).tanh() * x.exp())
+        y.add_(x)
         return torch.where(y > 0, y, y.relu() + (x == 0) / 2)
 
 def loaded(what, names=("torch._dynamo", "sympy")):

@@ -34,7 +34,7 @@ from geartrain.derived.traces.unsearched import Unsearched
 from geartrain.derived.traces.unvalidated import unvalidated
 from geartrain.errors import GraphError
 from geartrain.native import library
-from geartrain.nodes.uncompiled import UncompiledMode, uncompiled
+from geartrain.nodes.uncompiled import UncompiledMode, uncompiled, without_symbols
 
 _TOLD: Final[Mapping[Any, Callable[..., Any]]] = {**SIMPLER, **ELEMENTARY, **MOVED, **CHANCES}
 _OF_WINDOWS: Final[dict[Any, Callable[..., Any]]] = {**WINDOWS, **GROWN}
@@ -102,7 +102,7 @@ def record(
     by_c = windows and library.current() is not None
     told = COMPOSED if composed else WITHIN_ROWS | _OF_WINDOWS if by_c else WITHIN_ROWS
     functions = _WithoutLooking(told, layers=by_c and not composed)
-    with uncompiled(), torch.enable_grad(), unvalidated(), functions, recorder:
+    with uncompiled(), without_symbols(), torch.enable_grad(), unvalidated(), functions, recorder:
         results = function(*arguments)
     recorder.graph.output([recorder.node_of(x) for x in results])
     found = recorder.graph, recorder.shapes, recorder.constants, recorder.alien
