@@ -19,6 +19,7 @@ from torch import fx
 
 from geartrain.derived.ragged.base import AbstractLowering
 from geartrain.derived.ragged.integers import COUNTS
+from geartrain.derived.ragged.most import UNITS
 from geartrain.derived.ragged.traced import SAME
 from geartrain.derived.ragged.values import Constant, CountedRows, RaggedValue
 from geartrain.derived.steps.entries import TRUTHS
@@ -92,11 +93,11 @@ def _most_of_made(low: AbstractLowering, x: fx.Node) -> float | None:
 
 
 def _is_one_or_none(x: fx.Node) -> bool:
-    """Whether it is ones and nothing else, whatever it is made of."""
+    """Whether it is of ones and zeros alone, whatever it is made of."""
     if x.target is aten.embedding.default:
-        return x.all_input_nodes[0].target in _ONES
+        return x.all_input_nodes[0].target in UNITS
     truth = x.target is aten._to_copy.default and x.meta.get("dtype") is torch.bool
-    return truth or x.target in _ONES
+    return truth or x.target in UNITS
 
 
 def _most_of_truths(low: AbstractLowering, x: fx.Node, read: list[float]) -> float | None:
@@ -155,7 +156,6 @@ _ADDED: Final = frozenset(
 )
 _Bound = Callable[[AbstractLowering, fx.Node, list[float]], float]
 _NAMES: Final = {aten.topk.default, aten.argmax.default, aten.argmin.default}
-_ONES: Final = {aten.eye.default, aten.eye.m}
 _WITH_NUMBER: Final = {
     aten.masked_fill.Scalar,
     aten.clamp.default,
